@@ -1,0 +1,28 @@
+"""Every error that the runtime raises on purpose.
+
+MoetuneError
+├── ShapeError              tensors or sizes that do not fit together (also a ValueError)
+├── UnsupportedConfigError  a config that the device or the shape cannot run (also a ValueError)
+├── UnsupportedDeviceError  tensors on a device that the kernels cannot run on
+└── TableError              a tuned table that cannot be read or trusted (also a ValueError)
+"""
+
+
+class MoetuneError(Exception):
+    """Base of all errors that moetune raises on purpose: the message says what, got, and the fix."""
+
+
+class ShapeError(MoetuneError, ValueError):
+    """Tensors or sizes that do not fit together."""
+
+
+class UnsupportedConfigError(MoetuneError, ValueError):
+    """A kernel config or plan that the device or the shape cannot run."""
+
+
+class UnsupportedDeviceError(MoetuneError):
+    """Tensors live on a device that the kernels cannot run on."""
+
+
+class TableError(MoetuneError, ValueError):
+    """A tuned table that cannot be read or trusted."""

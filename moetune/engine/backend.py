@@ -1,0 +1,109 @@
+"""What a sweep asks of the machine: implemented live (cuda), by recorded trials (replay) and by the compiler alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from moetune.outcome import Compiled, Failed, Figure, Outcome
+from moetune_kernels.config import MoEKernelConfig, Role
+from moetune_kernels.device import DeviceInfo
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What the device reached in this run: bytes per second (read + written) and dense FLOP/s of the format."""
+
+    bytes_per_s: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFigures:
+    """Figures of a whole layer, as tables carry them."""
+
+    flops_per_byte: Figure
+    bandwidth_gbps: Figure
+    issue_efficiency: Figure
+
+
+class Backend(Protocol):
+    """The one boundary between the search and a GPU. Every failure comes back as a value; only bugs raise.
+
+    Order of calls: ``ceilings``, then ``compile`` (as often as wanted), then per token count ``open`` followed by any
+    of the others.
+    """
+
+    @property
+    def name(self) -> str:
+        """``cuda`` or ``replay``: what the table's ``backend`` field will say."""
+        ...
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device that answers."""
+        ...
+
+    @property
+    def shape(self) -> MoEShape:
+        """The layer that is tuned."""
+        ...
+
+    def ceilings(self) -> Ceilings:
+        """Measure (or recall) the device's limits."""
+        ...
+
+    def recorded(self, role: Role) -> Sequence[MoEKernelConfig] | None:
+        """Return the only configs that can be answered (replay), or None when any can (cuda)."""
+        ...
+
+    def compile(self, role: Role, configs: Sequence[MoEKernelConfig]) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+        """Compile in parallel and yield each as it ends, in any order."""
+        ...
+
+    def open(self, tokens: int) -> Failed | None:
+        """Make inputs and the float32 reference for one token count; a failure (out of memory) skips that count."""
+        ...
+
+    def bound_us(self) -> float:
+        """Return the physical bound of the open token count: the larger of bytes and FLOPs over the ceilings."""
+        ...
+
+    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
+        """Time one kernel with a cold L2, ``samples`` launches after one warm-up launch."""
+        ...
+
+    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
+        """Time the very first launch after loading: the race's entry ticket."""
+        ...
+
+    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare with the float32 reference on fresh inputs and NaN-poisoned outputs; None when it matches."""
+        ...
+
+    def time_routing(self, block_m: int) -> Outcome:
+        """Time route and permute for one ``block_m``."""
+        ...
+
+    def time_combine(self) -> Outcome:
+        """Time the combine kernel."""
+        ...
+
+    def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
+        """Time whole layers (logits to output) by graph replay, cold L2, interleaved: ``rounds`` samples of each."""
+        ...
+
+    def verify_layer(self, plan: LayerPlan) -> Failed | None:
+        """Compare the whole layer with the reference on fresh random inputs."""
+        ...
+
+    def counters(self, plans: dict[int, LayerPlan]) -> dict[int, LayerFigures | Failed]:
+        """Read hardware counters for the winner of each token count; Failed says why there are none."""
+        ...
+
+    def close(self) -> None:
+        """Free what the run holds."""
+        ...

@@ -1,0 +1,139 @@
+"""The words that all layers of the tuner share: a trial, how it ended, and a figure with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from moetune_kernels.config import MoEKernelConfig
+from moetune_kernels.plan import LayerPlan
+
+
+class Source(Enum):
+    """Where a figure comes from."""
+
+    COUNTER = "counter"  # hardware counters, read by ncu
+    EVENT = "event"  # CUDA events
+    STATIC = "static"  # instructions read from the compiled kernel, over a measured time
+    ANALYTICAL = "analytical"  # formula over the shape (and a measured time)
+    COMPOSED = "composed"  # sum or mean over parts that were measured apart
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number with its source; ``value`` is None exactly when the source is unavailable, and ``reason`` says why."""
+
+    value: float | None
+    source: Source
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != (self.source is Source.UNAVAILABLE):
+            raise ValueError(f"a figure without a value is unavailable and the other way round, got {self}")
+        if self.value is None and not self.reason:
+            raise ValueError("an unavailable figure needs a reason")
+
+    @classmethod
+    def unavailable(cls, reason: str) -> Figure:
+        """Return a figure that no honest estimate exists for."""
+        return cls(None, Source.UNAVAILABLE, reason)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return ``{value, source}``, with ``reason`` where there is one."""
+        out: dict[str, Any] = {"value": self.value, "source": self.source.value}
+        return out if self.reason is None else out | {"reason": self.reason}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Figure:
+        """Parse what :meth:`to_json` wrote; raises ValueError on anything else."""
+        if not isinstance(value, dict) or not {"value", "source"} <= set(value) <= {"value", "source", "reason"}:
+            raise ValueError(f"a figure must be {{value, source}}, got {value!r}")
+        return cls(value["value"], Source(value["source"]), value.get("reason"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What the compiler reports of one kernel: registers per thread, spilled registers, bytes, threads per block.
+
+    The instruction counts are per warp, read from the SASS: outside the main loop, and in one turn of it; None where
+    the code has no single counted main loop.
+    """
+
+    registers: int
+    spills: int
+    smem_bytes: int
+    block_size: int
+    fixed_instructions: int | None = None
+    loop_instructions: int | None = None
+    tensor_instruction: str | None = None  # HGMMA, HMMA, UTCHMMA, …
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A trial that ran: time in microseconds (median, and half the 20th to 80th percentile range) and its figures."""
+
+    median_us: float
+    spread_us: float
+    samples: int
+    flops_per_byte: Figure
+    bandwidth_gbps: Figure
+    issue_efficiency: Figure
+    source: Source = Source.EVENT
+
+
+class FailureKind(Enum):
+    """Why a trial has no time."""
+
+    COMPILE = "compile"  # the compiler refused or crashed
+    TIMEOUT = "timeout"
+    RESOURCES = "resources"  # shared memory, registers or device memory
+    LAUNCH = "launch"  # the kernel faulted
+    WRONG = "wrong"  # its output does not match the reference
+    SLOW = "slow"  # out of the race in its first launch
+    UNRECORDED = "unrecorded"  # replay has no such trial
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A trial that ended without a time."""
+
+    kind: FailureKind
+    reason: str
+
+
+Outcome = Measured | Failed
+
+
+class Subject(Enum):
+    """What a trial times."""
+
+    GATE_UP = "gate_up"
+    DOWN = "down"
+    ROUTING = "routing"  # route and permute at one block_m; the config is the plan's, only block_m counts
+    COMBINE = "combine"
+    LAYER = "layer"
+
+
+class Stage(Enum):
+    """How far a trial got: raced with few samples, or timed in the paired final that decides the table."""
+
+    SCREEN = "screen"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One attempt and its end.
+
+    ``choice`` is a kernel config for GATE_UP and DOWN, a plan for LAYER, and the block_m for ROUTING and COMBINE.
+    """
+
+    subject: Subject
+    tokens: int
+    choice: MoEKernelConfig | LayerPlan | int
+    stage: Stage
+    outcome: Outcome
+    compiled: Compiled | None = None
+    verified: bool = False
