@@ -1,1 +1,1 @@
-"""Model shapes: catalogue, config.json, and the work that a shape must do."""
+"""Where a layer's shape comes from: the catalogue, a Hugging Face ``config.json``, or flags."""
