@@ -1,0 +1,87 @@
+"""Every rule on what a caller may pass to the layer, each with its sentence."""
+
+from __future__ import annotations
+
+import torch
+
+from moetune_kernels.errors import ShapeError
+from moetune_kernels.fused_moe.layer import FORMATS, Weights, check_device
+from moetune_kernels.shape import MAX_EXPERTS, MAX_TOKENS, MAX_TOP_K
+
+ACTIVATIONS = ("silu",)
+
+
+def check_activation(activation: str) -> None:
+    """Raise ShapeError for an activation that no kernel computes; there is no silent fallback."""
+    if activation not in ACTIVATIONS:
+        raise ShapeError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+
+
+def check_layer(x: torch.Tensor, weights: Weights) -> None:
+    """Raise where x [T, H], w13 [E, 2I, H] and w2 [E, H, I] do not fit together or cannot run here."""
+    w13, w2 = weights.w13, weights.w2
+    check_device(x, "x")
+    if x.ndim != 2 or w13.ndim != 3 or w2.ndim != 3:
+        raise ShapeError(
+            f"x must be [T, H], w13 [E, 2I, H], w2 [E, H, I]; got {tuple(x.shape)}, {tuple(w13.shape)}, {tuple(w2.shape)}"
+        )
+    experts, hidden, inter = w2.shape
+    if tuple(w13.shape) != (experts, 2 * inter, hidden):
+        raise ShapeError(
+            f"w13 must be [E, 2I, H] = {(experts, 2 * inter, hidden)} for w2 {tuple(w2.shape)}, got {tuple(w13.shape)}"
+        )
+    if x.shape[1] != hidden:
+        raise ShapeError(f"x has {x.shape[1]} columns, the weights take H={hidden}")
+    if x.dtype not in FORMATS or w13.dtype != x.dtype or w2.dtype != x.dtype:
+        raise ShapeError(f"x, w13 and w2 must all be bfloat16 or all float16, got {x.dtype}, {w13.dtype}, {w2.dtype}")
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise ShapeError(f"weights must have 1 to {MAX_EXPERTS} experts, got {experts}")
+    if x.shape[0] > MAX_TOKENS:
+        raise ShapeError(f"x has {x.shape[0]} tokens, at most {MAX_TOKENS} run in one call; split the batch")
+    for name, tensor in (("w13", w13), ("w2", w2)):
+        if not tensor.is_contiguous():
+            raise ShapeError(
+                f"{name} must be contiguous, got strides {tensor.stride()}; call .contiguous() once at load"
+            )
+        if tensor.device != x.device:
+            raise ShapeError(f"{name} is on {tensor.device}, x on {x.device}; move them to one device")
+
+
+def check_routing(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
+    """Raise ShapeError where topk_weights and topk_ids are not [T, K] of the right kind."""
+    if topk_ids.ndim != 2 or topk_ids.shape[0] != x.shape[0] or topk_weights.shape != topk_ids.shape:
+        raise ShapeError(
+            f"topk_weights and topk_ids must both be [T={x.shape[0]}, K], "
+            f"got {tuple(topk_weights.shape)} and {tuple(topk_ids.shape)}"
+        )
+    if topk_weights.dtype != torch.float32 or topk_ids.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(
+            f"topk_weights must be float32 and topk_ids int32 or int64, got {topk_weights.dtype} and {topk_ids.dtype}"
+        )
+    if not 1 <= topk_ids.shape[1] <= MAX_TOP_K:
+        raise ShapeError(f"topk_ids must have 1 to {MAX_TOP_K} columns, got {topk_ids.shape[1]}")
+    for name, tensor in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        if tensor.device != x.device:
+            raise ShapeError(f"{name} is on {tensor.device}, x on {x.device}; move them to one device")
+
+
+def check_out(out: torch.Tensor, x: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+    """Raise ShapeError where ``out`` is not a contiguous twin of x, or shares memory with an input."""
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+        raise ShapeError(
+            f"out must be contiguous {tuple(x.shape)} {x.dtype} on {x.device}, "
+            f"got {tuple(out.shape)} {out.dtype} on {out.device} with strides {out.stride()}"
+        )
+    start, end = _extent(out)
+    for name, tensor in inputs.items():
+        low, high = _extent(tensor)
+        if low < end and start < high:
+            raise ShapeError(f"out shares memory with {name}; give it memory of its own")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address range that a tensor's elements lie in."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -1,0 +1,175 @@
+"""One forward of the layer: allocate by shapes alone, then at most four launches for a decode batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from moetune_kernels import debug
+from moetune_kernels.combine.launch import combine_calls
+from moetune_kernels.config import Role
+from moetune_kernels.device import DeviceInfo
+from moetune_kernels.down.launch import DownOperands, down_calls
+from moetune_kernels.errors import UnsupportedConfigError, UnsupportedDeviceError
+from moetune_kernels.gate_up.launch import gate_up_calls
+from moetune_kernels.grid import device_of
+from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.lookup import best_plan
+from moetune_kernels.permute.launch import permute_calls
+from moetune_kernels.permute.order import SlotOrder
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.route.launch import ORDER_SLOTS, route_calls, route_order_calls
+from moetune_kernels.serving_log import log_once
+from moetune_kernels.shape import MoEShape, WeightFormat
+
+Calls = tuple[KernelCall, ...]
+FORMATS = {torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.FP16}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One layer's dense weights: w13 [E, 2I, H] (gate rows, then up rows) and w2 [E, H, I]."""
+
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+    def shape(self, top_k: int) -> MoEShape:
+        """Return the layer's key as the tensors of a call give it."""
+        num_experts, hidden, inter = self.w2.shape
+        return _shape(hidden, inter, num_experts, top_k, FORMATS[self.w2.dtype])
+
+
+@lru_cache(maxsize=256)
+def _shape(hidden: int, inter: int, num_experts: int, top_k: int, weight_format: WeightFormat) -> MoEShape:
+    return MoEShape(
+        hidden=hidden,
+        inter=inter,
+        local_experts=num_experts,
+        experts=max(num_experts, top_k),
+        top_k=top_k,
+        format=weight_format,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _why_not(plan: LayerPlan, device: DeviceInfo, shape: MoEShape) -> str | None:
+    return plan.why_not(device, shape)
+
+
+def plan_for(weights: Weights, tokens: int, top_k: int, plan: LayerPlan | None) -> LayerPlan:
+    """Return the caller's plan, checked, or the best one known.
+
+    Raises:
+        UnsupportedConfigError: the caller's plan cannot run this layer on this device.
+    """
+    shape, device = weights.shape(top_k), device_of(weights.w2)
+    if plan is not None:
+        reason = _why_not(plan, device, shape)
+        if reason is not None:
+            raise UnsupportedConfigError(f"the plan given cannot run {shape.key} on {device.name}: {reason}")
+        return plan
+    resolved = best_plan(shape, tokens, device)
+    log_once(resolved, shape, tokens)
+    return resolved.plan
+
+
+def moe_from_logits(
+    x: torch.Tensor, weights: Weights, logits: torch.Tensor, routing: tuple[int, bool], plan: LayerPlan | None = None
+) -> torch.Tensor:
+    """Run the layer from router logits.
+
+    Args:
+        x: [T, H] contiguous.
+        weights: the experts.
+        logits: [T, E] contiguous.
+        routing: (top_k, renormalize).
+        plan: the launch choices; None looks them up.
+
+    Returns:
+        [T, H] in the dtype of x.
+    """
+    top_k, renormalize = routing
+    tokens = x.shape[0]
+    out = torch.empty_like(x)
+    if tokens == 0:
+        return out
+    plan = plan_for(weights, tokens, top_k, plan)
+    topk_weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
+    topk_ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
+    order = SlotOrder.empty(tokens * top_k, weights.w2.shape[0], plan.block_m, x.device)
+    with _current_device(x):
+        if tokens * top_k <= ORDER_SLOTS:
+            launch_all(route_order_calls(logits, topk_weights, topk_ids, renormalize, order))
+        else:
+            launch_all(route_calls(logits, topk_weights, topk_ids, renormalize))
+            launch_all(permute_calls(topk_ids, weights.w2.shape[0], order))
+        _run_experts(x, weights, Routed(topk_weights, topk_ids, order), plan, out)
+    return out
+
+
+def moe_from_ids(
+    x: torch.Tensor,
+    weights: Weights,
+    topk: tuple[torch.Tensor, torch.Tensor],
+    plan: LayerPlan | None,
+    out: torch.Tensor,
+) -> None:
+    """Run the layer from ``topk`` = (weights [T, K] float32, ids [T, K]), all contiguous, into ``out`` [T, H]."""
+    topk_weights, topk_ids = topk
+    if x.shape[0] == 0:
+        return
+    plan = plan_for(weights, x.shape[0], topk_ids.shape[1], plan)
+    num_experts = weights.w2.shape[0]
+    order = SlotOrder.empty(topk_ids.numel(), num_experts, plan.block_m, x.device)
+    with _current_device(x):
+        launch_all(permute_calls(topk_ids, num_experts, order))
+        _run_experts(x, weights, Routed(topk_weights, topk_ids, order), plan, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where every slot goes: topk_weights [T, K] float32, topk_ids [T, K], and their order by expert."""
+
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    order: SlotOrder
+
+
+def _run_experts(x: torch.Tensor, weights: Weights, routed: Routed, plan: LayerPlan, out: torch.Tensor) -> None:
+    slots, (num_experts, hidden, inter) = routed.topk_ids.numel(), weights.w2.shape
+    h = torch.empty((slots, inter), dtype=x.dtype, device=x.device)
+    y = torch.empty((slots, hidden), dtype=x.dtype, device=x.device)
+    order = routed.order
+    first = gate_up_calls(x, weights.w13, order, h, plan.config(Role.GATE_UP))
+    second = down_calls(DownOperands(h, weights.w2, routed.topk_weights, y), order, plan.config(Role.DOWN))
+    last = combine_calls(y, routed.topk_ids, num_experts, out)
+    if debug.checks_wanted():
+        debug.check_ids(routed.topk_ids, num_experts)
+        debug.run_checked("gate_up", first, lambda: debug.routed_rows(order, h))
+        debug.run_checked("down", second, lambda: y[order.slots[: int(order.expert_offsets[-1])].long()])
+        debug.run_checked("combine", last, lambda: out)
+        return
+    launch_all((*first, *second, *last))
+
+
+def _current_device(tensor: torch.Tensor) -> torch.cuda.device:
+    """Make the tensor's device current, because Triton launches on the current one."""
+    return torch.cuda.device(tensor.device if tensor.is_cuda else -1)
+
+
+def check_device(tensor: torch.Tensor, name: str) -> None:
+    """Raise UnsupportedDeviceError where kernels cannot launch: CPU tensors need Triton's interpreter."""
+    if tensor.is_cuda or _interpreted():
+        return
+    raise UnsupportedDeviceError(
+        f"{name} is on {tensor.device}, the kernels need a CUDA GPU; move it with .cuda(), "
+        "or start the process with TRITON_INTERPRET=1 to run them slowly on the CPU"
+    )
+
+
+def _interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)

@@ -1,0 +1,70 @@
+"""Put slots in expert order: one launch for few slots, three for many; never a host synchronisation."""
+
+from __future__ import annotations
+
+import torch
+
+from moetune_kernels.errors import ShapeError
+from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.permute.kernel import (
+    permute_count_kernel,
+    permute_one_launch_kernel,
+    permute_scan_kernel,
+    permute_scatter_kernel,
+)
+from moetune_kernels.permute.order import SlotOrder
+from moetune_kernels.shape import MAX_EXPERTS
+
+ONE_LAUNCH_SLOTS = 16_384  # above this, recounting all slots in every program costs more than two more launches
+CHUNK = 128  # slots of one program; ranks inside a chunk compare all its pairs
+SCAN = 1024  # slots counted in one step
+TABLE = 16  # blocks written in one step
+SCAN_ROWS, SCAN_COLUMNS = 64, 32
+
+
+def permute(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> SlotOrder:
+    """Sort slots by expert and cut them into row blocks.
+
+    Args:
+        topk_ids: [T, K] int32 or int64 expert of each slot; an id outside 0..E-1 is a slot that is not routed.
+        num_experts: E, at most 1024.
+        block_m: most rows of a block, a power of two from 16 to 256.
+
+    Raises:
+        ShapeError: ids that are not [T, K] integers, or sizes out of range.
+    """
+    if topk_ids.ndim != 2 or topk_ids.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(f"topk_ids must be [T, K] int32 or int64, got {tuple(topk_ids.shape)} {topk_ids.dtype}")
+    if not 1 <= num_experts <= MAX_EXPERTS:
+        raise ShapeError(f"num_experts must be from 1 to {MAX_EXPERTS}, got {num_experts}")
+    if block_m not in (16, 32, 64, 128, 256):
+        raise ShapeError(f"block_m must be 16, 32, 64, 128 or 256, got {block_m}")
+    order = SlotOrder.empty(topk_ids.numel(), num_experts, block_m, topk_ids.device)
+    launch_all(permute_calls(topk_ids.contiguous(), num_experts, order))
+    return order
+
+
+def permute_calls(topk_ids: torch.Tensor, num_experts: int, order: SlotOrder) -> tuple[KernelCall, ...]:
+    """Return the launches that fill ``order`` from contiguous ``topk_ids`` [T, K]."""
+    num_slots = topk_ids.numel()
+    if num_slots == 0:
+        order.expert_offsets.zero_()
+        order.num_blocks.zero_()
+        return ()
+    bins = 1 << num_experts.bit_length()  # a power of two above E: one more bin for slots that are not routed
+    outputs = (
+        order.slots, order.expert_offsets, order.block_expert, order.block_row, order.block_end, order.num_blocks,
+    )  # fmt: skip
+    sizes = (num_slots, order.max_blocks, num_experts, bins, order.block_m)
+    chunks = -(-num_slots // CHUNK)
+    if num_slots <= ONE_LAUNCH_SLOTS:
+        args = (topk_ids, *outputs, *sizes, CHUNK, SCAN, TABLE)
+        return (KernelCall(permute_one_launch_kernel, (chunks,), args, {"num_warps": 4}),)
+    counts = torch.empty((chunks, bins), dtype=torch.int32, device=topk_ids.device)
+    totals = torch.empty(bins, dtype=torch.int32, device=topk_ids.device)
+    columns = min(SCAN_COLUMNS, bins)
+    return (
+        KernelCall(permute_count_kernel, (chunks,), (topk_ids, counts, num_slots, num_experts, bins, CHUNK), {}),
+        KernelCall(permute_scan_kernel, (bins // columns,), (counts, totals, chunks, bins, SCAN_ROWS, columns), {}),
+        KernelCall(permute_scatter_kernel, (chunks,), (topk_ids, counts, totals, *outputs, *sizes, CHUNK, TABLE), {}),
+    )
