@@ -62,7 +62,7 @@ test: check unit interpreter offline tables
 check: $(READY)
 	$(PYTHON) -m ruff check --quiet .
 	$(PYTHON) -m ruff format --quiet --check .
-	$(PYTHON) -m pyright
+	$(PYTHON) -m pyright --pythonpath $$(command -v $(or $(PY),$(VENV)/bin/python))
 	$(PYTHON) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 
 fix: $(READY)
