@@ -1,0 +1,261 @@
+"""Read hardware counters of whole layers: one worker process under ncu per metric set, all jobs in it.
+
+ncu takes one list of metrics per run, and a list that needs two passes makes it save and restore the memory around
+every kernel (tens of GB of weights). So each single-pass set gets a run of its own; the second one finds Triton's cache
+warm. A sweep asks for HEADLINE alone: one run.
+
+Numbers are cold (ncu flushes the caches before each kernel) at the clocks of the moment (ncu leaves them alone). ncu's
+durations are kept apart from CUDA-event times: the two differ by 0.5 to 2 us.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from moetune.measure.counter_names import MetricSet, chip_of, metrics, only_own_units
+from moetune.measure.ncu import Blocked, NcuRun, blocked, explain, run_under_ncu
+from moetune.measure.ncu_csv import LaunchRow, parse
+from moetune.outcome import Failed, FailureKind
+from moetune_kernels.device import DeviceInfo, device_info
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape
+
+WORKER = "moetune.measure.counters_worker"
+PROFILE_SETS = (MetricSet.MAIN, MetricSet.TENSOR)
+SWEEP_SETS = (MetricSet.HEADLINE,)
+TIME_LIMIT_S = 240.0  # of one ncu run; a worker that starts cold compiles a handful of kernels
+
+
+class Part(Enum):
+    """Which piece of the layer a launch belongs to."""
+
+    ROUTING = "routing"  # route and permute: one to four launches
+    COPY = "copy"  # rows into expert order, before a tma_permute gate-up
+    GATE_UP = "gate_up"
+    DOWN = "down"
+    COMBINE = "combine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterJob:
+    """One layer to look at: every kernel of ``plan`` at ``tokens`` tokens.
+
+    ``resident_experts`` is how many different experts' weights are held when memory is short (expert e reads the
+    weights of ``e % resident_experts``); None holds them all.
+    """
+
+    shape: MoEShape
+    tokens: int
+    plan: LayerPlan
+    resident_experts: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the job as plain JSON values, the model's expert count included."""
+        return {
+            "shape": self.shape.to_json(),
+            "experts": self.shape.experts,
+            "tokens": self.tokens,
+            "plan": self.plan.to_json(),
+            "resident_experts": self.resident_experts,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCounters:
+    """What the counters said of one launch; None where a set was not read or the chip does not say.
+
+    Percentages are of the peak: issue slots and warps while an SM is active (``issue_elapsed_percent``, DRAM and the
+    tensor pipe: over the whole kernel).
+    """
+
+    part: Part
+    kernel: str
+    passes: int | None = None
+    duration_ns: float | None = None
+    cycles_active: float | None = None
+    cycles_elapsed: float | None = None
+    sm_clock_hz: float | None = None
+    issue_active_percent: float | None = None
+    issue_elapsed_percent: float | None = None
+    instructions: float | None = None
+    instructions_issued: float | None = None
+    occupancy_percent: float | None = None
+    eligible_warps: float | None = None
+    dram_read_bytes: float | None = None
+    dram_write_bytes: float | None = None
+    dram_percent: float | None = None
+    dram_bytes_per_cycle: float | None = None
+    dram_clock_hz: float | None = None
+    l2_bytes: float | None = None
+    bank_conflicts: float | None = None
+    tensor_percent: float | None = None
+    wgmma_flops: float | None = None
+    mma_flops: float | None = None
+    registers: float | None = None
+    grid_size: float | None = None
+    block_size: float | None = None
+    waves_per_sm: float | None = None
+
+    @property
+    def dram_bytes(self) -> float | None:
+        """Bytes read from and written to DRAM."""
+        if self.dram_read_bytes is None or self.dram_write_bytes is None:
+            return None
+        return self.dram_read_bytes + self.dram_write_bytes
+
+    @property
+    def tensor_flops(self) -> float | None:
+        """FLOPs of all tensor instructions, padding included."""
+        counted = [value for value in (self.wgmma_flops, self.mma_flops) if value is not None]
+        return sum(counted) if counted else None
+
+    @property
+    def dram_peak_bytes_per_s(self) -> float | None:
+        """The DRAM's peak at the clock that it ran at."""
+        if self.dram_bytes_per_cycle is None or self.dram_clock_hz is None:
+            return None
+        return self.dram_bytes_per_cycle * self.dram_clock_hz
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that have a value."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | {"part": self.part.value}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+CountersByJob = dict[CounterJob, list[KernelCounters] | Failed]
+
+
+def counters_unavailable() -> str | None:
+    """Say in one sentence why hardware counters cannot be read here, or None when nothing known forbids it."""
+    found = blocked()
+    return None if found is None else found.reason
+
+
+def counters_blocked() -> Blocked | None:
+    """Return the reason of :func:`counters_unavailable` with the lines that would change it."""
+    return blocked()
+
+
+def read_counters(
+    jobs: Sequence[CounterJob],
+    *,
+    device_index: int = 0,
+    sets: Sequence[MetricSet] = PROFILE_SETS,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> CountersByJob:
+    """Run every kernel of every job once per metric set under ncu, after a warm-up, and return what was counted.
+
+    The worker makes its own weights: free what this process holds first. A set that cannot be read leaves its fields
+    None; a job without any set is Failed, with one sentence.
+
+    Args:
+        jobs: what to look at; jobs of one shape share weights, so keep them together.
+        device_index: the CUDA device, as torch counts it here.
+        sets: which metric sets to read, one ncu run each.
+        time_limit_s: wall-clock limit of each run.
+    """
+    if not jobs:
+        return {}
+    if len({job.shape.format for job in jobs}) > 1:
+        raise ValueError("jobs of one call must share a weight format: each format has counters of its own")
+    found = blocked()
+    if found is not None:
+        return _all_failed(jobs, Failed(FailureKind.RESOURCES, found.reason))
+    device = device_info(device_index)
+    if chip_of(device.sm) is None:
+        reason = f"no counter names are known for {device.name} (compute capability {device.sm / 10:.1f})"
+        return _all_failed(jobs, Failed(FailureKind.RESOURCES, reason))
+    results = [_read_set(jobs, chosen, device, device_index, time_limit_s) for chosen in sets]
+    return {job: _merge([result[job] for result in results]) for job in jobs}
+
+
+def set_metrics(jobs: Sequence[CounterJob], chosen: MetricSet, device: DeviceInfo) -> dict[str, str]:
+    """Return field -> metric for one set; jobs of one call share a weight format."""
+    chip = chip_of(device.sm)
+    assert chip is not None
+    names = metrics(chip, jobs[0].shape.format, chosen)
+    return names if device.mig is None else only_own_units(names)
+
+
+def _read_set(
+    jobs: Sequence[CounterJob], chosen: MetricSet, device: DeviceInfo, device_index: int, time_limit_s: float
+) -> CountersByJob:
+    names = set_metrics(jobs, chosen, device)
+    with tempfile.TemporaryDirectory(prefix="moetune-counters-") as name:
+        folder = Path(name)
+        request = {"device_index": device_index, "jobs": [job.to_json() for job in jobs]}
+        (folder / "jobs.json").write_text(json.dumps(request), encoding="utf-8")
+        manifest = folder / "launches.jsonl"
+        arguments = [str(folder / "jobs.json"), str(manifest)]
+        run = run_under_ncu(list(names.values()), WORKER, arguments, folder, time_limit_s)
+        if isinstance(run, Failed):
+            return _all_failed(jobs, run)
+        lines = manifest.read_text(encoding="utf-8").splitlines() if manifest.exists() else []
+    return assign(jobs, [json.loads(line) for line in lines], run, names)
+
+
+def assign(
+    jobs: Sequence[CounterJob], launches: Sequence[Mapping[str, Any]], run: NcuRun, names: Mapping[str, str]
+) -> CountersByJob:
+    """Give each of ncu's rows to the launch that the worker noted, in order and by kernel name.
+
+    Args:
+        jobs: the jobs in the order in which the worker took them.
+        launches: the worker's notes: ``{job, part, kernel}`` per profiled launch, ``{job, done}`` or
+            ``{job, failed}`` as a job ends.
+        run: what ncu left behind.
+        names: field -> metric of the set.
+    """
+    rows = iter(parse(run.log))
+    found: dict[int, list[KernelCounters]] = {index: [] for index in range(len(jobs))}
+    ended: dict[int, str | None] = {}
+    for note in launches:
+        index = note["job"]
+        if "kernel" not in note:
+            ended[index] = note.get("failed")
+            continue
+        row = next((row for row in rows if row.kernel == note["kernel"]), None)
+        found[index] += [] if row is None else [_counters(note, row, names)]
+    out: CountersByJob = {}
+    for index, job in enumerate(jobs):
+        launched = sum(note["job"] == index and "kernel" in note for note in launches)
+        if ended.get(index) is not None:
+            out[job] = Failed(FailureKind.RESOURCES, str(ended[index]))
+        elif index in ended and len(found[index]) == launched > 0:
+            out[job] = found[index]
+        else:
+            out[job] = explain(run)
+    return out
+
+
+def _counters(note: Mapping[str, Any], row: LaunchRow, names: Mapping[str, str]) -> KernelCounters:
+    values = {field: row.values[metric] for field, metric in names.items() if metric in row.values}
+    return KernelCounters(part=Part(note["part"]), kernel=row.kernel, passes=row.passes, **values)
+
+
+def _merge(outcomes: Sequence[list[KernelCounters] | Failed]) -> list[KernelCounters] | Failed:
+    """Join the sets of one job launch by launch; where both know a field, the first set's value stands."""
+    read = [outcome for outcome in outcomes if not isinstance(outcome, Failed)]
+    if not read:
+        return next(outcome for outcome in outcomes if isinstance(outcome, Failed))
+    merged = read[0]
+    for other in read[1:]:
+        if [launch.kernel for launch in other] == [launch.kernel for launch in merged]:
+            merged = [_join(one, two) for one, two in zip(merged, other, strict=True)]
+    return merged
+
+
+def _join(one: KernelCounters, two: KernelCounters) -> KernelCounters:
+    values = {field.name: getattr(one, field.name) for field in fields(one)}
+    missing = {name: getattr(two, name) for name, value in values.items() if value is None}
+    return KernelCounters(**(values | missing))
+
+
+def _all_failed(jobs: Sequence[CounterJob], failed: Failed) -> CountersByJob:
+    return dict.fromkeys(jobs, failed)
