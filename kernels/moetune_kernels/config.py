@@ -101,15 +101,15 @@ class MoEKernelConfig:
     def smem_estimate(self, sm: int, shape: MoEShape, role: Role) -> int:
         """Return the bytes of shared memory that the pipelined tiles need on compute capability ``sm``.
 
-        wgmma tiles (sm_90, 64 rows or more, 4 warps or more) hold every stage in shared memory; mma.sync tiles hold
-        one stage less, because the last is already in registers. Checked against the compiler in
-        ``tests/offline/test_smem_rule.py``.
+        Asynchronous tensor instructions (wgmma: sm_90, 64 rows or more, 4 warps or more) read every stage from shared
+        memory; mma.sync tiles hold one stage less, because the last is already in registers. Checked against the
+        compiler in ``tests/offline/test_smem_rule.py``.
         """
         tiles = 2 if role is Role.GATE_UP else 1
         per_stage = (self.block_m + tiles * self.block_n) * self.block_k * 2
         by_descriptor = self.structure is not Structure.GATHER
         asynchronous = sm >= 90 and sm != 120 and self.block_m >= 64 and self.num_warps >= 4
-        stages = self.prefetch_distance if asynchronous or by_descriptor else max(self.prefetch_distance - 1, 1)
+        stages = self.prefetch_distance if asynchronous else max(self.prefetch_distance - 1, 1)
         return stages * per_stage + (BARRIER_BYTES if by_descriptor else 0)
 
     def why_not(self, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
