@@ -50,7 +50,7 @@ class DeviceInfo:
     def slug(self) -> str:
         """The device in a folder name: safe, and different for every name. ``NVIDIA H200`` is ``nvidia_h200``."""
         text = self.name if self.mig is None else f"{self.name} MIG {self.mig}"
-        return re.sub(r"[^a-z0-9.+-]", lambda found: _escape(found.group()), text.lower())
+        return re.sub(r"^\.|[^a-z0-9.+-]", lambda found: _escape(found.group()), text.lower())
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -79,7 +79,9 @@ def device_info(index: int) -> DeviceInfo:
     import torch
 
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        raise UnsupportedDeviceError(f"no CUDA device {index}: torch sees {torch.cuda.device_count()}; run `moetune doctor`")
+        raise UnsupportedDeviceError(
+            f"no CUDA device {index}: torch sees {torch.cuda.device_count()}; run `moetune doctor`"
+        )
     found = torch.cuda.get_device_properties(index)
     mig = re.search(r"\bMIG (\S+)", found.name)
     return DeviceInfo(
@@ -93,10 +95,22 @@ def device_info(index: int) -> DeviceInfo:
     )
 
 
+def current_device() -> DeviceInfo:
+    """Return torch's current CUDA device; raises UnsupportedDeviceError where there is none."""
+    import torch
+
+    return device_info(torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
 # Devices to compile for without owning one. Sizes from each vendor's data sheet, except sm_90: read on an H200.
 TARGETS: Mapping[str, DeviceInfo] = {
     "sm_80": DeviceInfo(
-        name="NVIDIA A100-SXM4-80GB", sm=80, sm_count=108, memory_bytes=85_094_825_984, l2_bytes=41_943_040, smem_limit=166_912
+        name="NVIDIA A100-SXM4-80GB",
+        sm=80,
+        sm_count=108,
+        memory_bytes=85_094_825_984,
+        l2_bytes=41_943_040,
+        smem_limit=166_912,
     ),
     "sm_86": DeviceInfo(
         name="NVIDIA A10", sm=86, sm_count=72, memory_bytes=24_146_608_128, l2_bytes=6_291_456, smem_limit=101_376
@@ -111,9 +125,19 @@ TARGETS: Mapping[str, DeviceInfo] = {
         name="NVIDIA B200", sm=100, sm_count=148, memory_bytes=191_503_990_784, l2_bytes=132_644_864, smem_limit=232_448
     ),
     "sm_120": DeviceInfo(
-        name="NVIDIA GeForce RTX 5090", sm=120, sm_count=170, memory_bytes=34_190_917_632, l2_bytes=100_663_296, smem_limit=101_376
+        name="NVIDIA GeForce RTX 5090",
+        sm=120,
+        sm_count=170,
+        memory_bytes=34_190_917_632,
+        l2_bytes=100_663_296,
+        smem_limit=101_376,
     ),
     "gfx942": DeviceInfo(
-        name="AMD Instinct MI300X", sm=942, sm_count=304, memory_bytes=206_141_652_992, l2_bytes=4_194_304, smem_limit=65_536
+        name="AMD Instinct MI300X",
+        sm=942,
+        sm_count=304,
+        memory_bytes=206_141_652_992,
+        l2_bytes=4_194_304,
+        smem_limit=65_536,
     ),
 }
