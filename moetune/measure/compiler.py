@@ -1,0 +1,228 @@
+"""Compile kernels in parallel without touching a GPU: live sweeps, ``sweep --target`` and CI use the same pool."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+from moetune.errors import RunError
+from moetune.measure.compile_worker import Setup, frame, unframe
+from moetune.measure.sass import InstructionMix, read_amd_resources, read_mix, read_resources
+from moetune.outcome import Compiled, Failed, FailureKind
+from moetune_kernels.device import DeviceInfo
+
+DEFAULT_LIMIT_S = 60.0  # the slowest useful kernel of 120 took 5.7 s; ptxas has been seen to never return
+_JOBS_AHEAD = 3  # per worker: one compiling, one waiting in the process, one on its way
+_READ_BYTES = 1 << 16
+_LOG_CHARACTERS = 500
+_GRACE_S = 5.0
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelJob:
+    """One kernel to compile for a device that need not be here.
+
+    Args:
+        build: a module-level function that returns the kernel's calls on meta tensors; the last one is reported.
+        args: what to call it with; must pickle.
+        device: what to compile for.
+        smem_ceiling: most bytes of shared memory that the kernel may take.
+        macs_per_step: multiply-adds per warp of one ``block_k`` step, to count an unrolled loop right; None: as it is.
+    """
+
+    build: Callable[..., Sequence[Any]]
+    args: tuple[Any, ...]
+    device: DeviceInfo
+    smem_ceiling: int
+    macs_per_step: float | None = None
+
+    def compile(self) -> Compiled | Failed:
+        """Compile here and now, under a stub driver. Only for a process that never launches a kernel."""
+        pretend_device(self.device)
+        kernels = [call.warmup() for call in self.build(*self.args)]
+        return self.report(kernels[-1])
+
+    def report(self, kernel: Any) -> Compiled | Failed:
+        """Read what the compiler says of Triton's compiled ``kernel``."""
+        smem_bytes, threads = kernel.metadata.shared, kernel.metadata.num_warps * self.device.warp_size
+        if smem_bytes > self.smem_ceiling:
+            reason = f"needs {smem_bytes:,} B of shared memory, the limit is {self.smem_ceiling:,} B"
+            return Failed(FailureKind.RESOURCES, reason)
+        if self.device.is_amd:
+            registers, spills = read_amd_resources(kernel.asm["amdgcn"])
+            return Compiled(registers=registers, spills=spills, smem_bytes=smem_bytes, block_size=threads)
+        registers, spills = read_resources(kernel.asm["cubin"])
+        # Disassembling takes a third of a compile; a kernel that spills is dropped before anyone asks for its mix.
+        mix = InstructionMix(None, None, None, None) if spills else read_mix(kernel.asm["cubin"])
+        return Compiled(
+            registers=registers,
+            spills=spills,
+            smem_bytes=smem_bytes,
+            block_size=threads,
+            fixed_instructions=mix.fixed,
+            loop_instructions=mix.per_step(self.macs_per_step) if self.macs_per_step else mix.loop,
+            tensor_instruction=mix.tensor,
+        )
+
+
+class StubDriver:
+    """What Triton asks of a driver in order to compile: a target, and a device number of its own."""
+
+    def __init__(self, device: DeviceInfo) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        arch = f"gfx{device.sm}" if device.is_amd else device.sm
+        self._target = GPUTarget("hip" if device.is_amd else "cuda", arch, device.warp_size)
+        self._number = device.sm  # Triton keeps one backend per device number: another target needs another number
+
+    def get_current_target(self) -> Any:
+        """Return the target to compile for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Return the number under which Triton caches this target's kernels in memory."""
+        return self._number
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Return a stream that nothing is ever launched on."""
+        del device
+        return 0
+
+
+def pretend_device(device: DeviceInfo) -> None:
+    """Make Triton in this process compile for ``device``. It cannot launch anything afterwards."""
+    from triton.runtime.driver import driver
+
+    driver.set_active(StubDriver(device))  # pyright: ignore[reportArgumentType]  # Triton asks for three methods only
+
+
+class CompilePool:
+    """Worker processes that compile kernels; close it, or use it as a context manager.
+
+    Args:
+        workers: kernels compiled at the same time; one less than the machine's cores when None.
+        limit_s: seconds after which one compile is killed and counts as failed.
+        preload: modules that every job needs, imported once.
+    """
+
+    def __init__(
+        self, *, workers: int | None = None, limit_s: float = DEFAULT_LIMIT_S, preload: tuple[str, ...] = ()
+    ) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="moetune-compile-")
+        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moetune.measure.compile_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=_environment(self._scratch.name),
+            start_new_session=True,  # Ctrl-C goes to the tuner alone, which then closes the pool
+        )
+        self._buffer = bytearray()
+        self._numbers = itertools.count()
+        self._outcomes: dict[int, Compiled | Failed] = {}
+        self._dropped: set[int] = set()
+        count = workers if workers is not None else default_workers()
+        self._window = _JOBS_AHEAD * count
+        self._send(frame(Setup(workers=count, limit_s=limit_s, preload=preload)))
+
+    def compile(self, jobs: Iterable[tuple[Key, KernelJob]]) -> Iterator[tuple[Key, Compiled | Failed]]:
+        """Compile ``(key, job)`` pairs and yield ``(key, outcome)`` as each ends, in any order.
+
+        Raises:
+            RunError: the compile process itself ended, which is a fault of the installation.
+        """
+        todo = iter(jobs)
+        waiting: dict[int, Key] = {}
+        try:
+            while True:
+                # Few jobs at a time: both pipes stay far from full, so neither side can wait for the other.
+                for key, job in itertools.islice(todo, self._window - len(waiting)):
+                    number = next(self._numbers)
+                    waiting[number] = key
+                    self._send(frame((number, pickle.dumps(job))))
+                if not waiting:
+                    return
+                number = self._await(waiting)
+                yield waiting.pop(number), self._outcomes.pop(number)
+        finally:
+            self._dropped |= set(waiting)
+
+    def _await(self, waiting: Mapping[int, object]) -> int:
+        """Return the number of one of the ``waiting`` jobs that has ended."""
+        while True:
+            ended = next((number for number in self._outcomes if number in waiting), None)
+            if ended is not None:
+                return ended
+            for number, outcome in self._receive():
+                if number in self._dropped:
+                    self._dropped.discard(number)
+                else:
+                    self._outcomes[number] = outcome
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            raise self._ended() from None
+
+    def _receive(self) -> list[tuple[int, Compiled | Failed]]:
+        assert self._process.stdout is not None
+        data = os.read(self._process.stdout.fileno(), _READ_BYTES)
+        if not data:
+            raise self._ended()
+        self._buffer += data
+        return unframe(self._buffer)
+
+    def _ended(self) -> RunError:
+        self._process.kill()
+        self._process.wait()
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace").strip()[-_LOG_CHARACTERS:]
+        return RunError(f"the compile process ended: {said or 'it said nothing'}; run `moetune doctor`")
+
+    def close(self) -> None:
+        """End the process and all that it compiles; safe to call twice."""
+        if self._process.stdin and not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._log.close()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def default_workers() -> int:
+    """Return one less than the cores that this process may use, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    return max(cores - 1, 1)
+
+
+def _environment(scratch: str) -> dict[str, str]:
+    """Return the worker's environment: the same imports and Triton settings, no GPU, temporary files to be swept."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    return environment | hidden | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": scratch}

@@ -1,0 +1,159 @@
+"""The pool compiles for a GPU that is not here, and one bad kernel costs one kernel."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+import toy
+
+from moetune.errors import RunError
+from moetune.measure.compile_worker import frame
+from moetune.measure.compiler import CompilePool, KernelJob, default_workers
+from moetune.outcome import Compiled, Failed, FailureKind
+from moetune_kernels.device import TARGETS
+
+H200 = TARGETS["sm_90"]
+
+
+def job(build, *args, device=H200, **fields):
+    return KernelJob(build=build, args=args, device=device, smem_ceiling=fields.pop("ceiling", device.smem_limit), **fields)
+
+
+def toy_job(block_m, block_n, block_k, num_warps=4, num_stages=3, **fields):
+    return job(toy.toy_calls, block_m, block_n, block_k, {"num_warps": num_warps, "num_stages": num_stages}, **fields)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("triton-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(cache))
+        with CompilePool(workers=2, limit_s=60, preload=("toy",)) as pool:
+            yield pool
+
+
+def outcomes(pool, jobs):
+    return dict(pool.compile(jobs.items()))
+
+
+def test_registers_shared_memory_and_the_matrix_instruction_are_read_for_an_absent_h200(pool):
+    got = outcomes(pool, {"small": toy_job(16, 64, 64, macs_per_step=16 * 64 * 64 / 4), "large": toy_job(128, 128, 64, 8)})
+    assert got["large"].smem_bytes == 3 * (128 + 128) * 64 * 2  # wgmma holds all three stages
+    assert got["large"].tensor_instruction == "HGMMA"
+    assert got["large"].block_size == 256
+    assert got["small"].tensor_instruction == "HMMA"
+    for compiled in got.values():
+        assert 24 <= compiled.registers <= 255
+        assert compiled.spills == 0
+        assert 20 <= compiled.loop_instructions <= 200
+        assert compiled.fixed_instructions > compiled.loop_instructions
+
+
+def test_one_pool_serves_several_targets(pool):
+    got = outcomes(pool, {name: toy_job(64, 64, 64, device=TARGETS[name]) for name in ("sm_80", "sm_120", "gfx942")})
+    assert got["sm_80"].tensor_instruction == "HMMA"
+    assert got["sm_120"].registers > 0
+    assert got["gfx942"].block_size == 256  # four warps of 64
+    assert got["gfx942"].registers > 0
+
+
+def test_spills_are_counted(pool):
+    (spilled,) = outcomes(pool, {"big": toy_job(128, 256, 64, 4)}).values()
+    assert spilled.spills > 0
+    assert spilled.registers == 255
+
+
+def test_a_kernel_over_its_shared_memory_ceiling_fails_with_both_numbers(pool):
+    (failed,) = outcomes(pool, {"over": toy_job(128, 128, 64, 8, ceiling=65_536)}).values()
+    assert failed == Failed(FailureKind.RESOURCES, "needs 98,304 B of shared memory, the limit is 65,536 B")
+
+
+def test_a_crash_costs_one_kernel(pool):
+    got = outcomes(pool, {"crash": job(toy.crash), "good": toy_job(16, 64, 64)})
+    assert got["crash"] == Failed(FailureKind.COMPILE, "the compiler's process was killed by signal 11")
+    assert isinstance(got["good"], Compiled)
+
+
+def test_an_error_becomes_one_line_and_its_noise_goes_nowhere(pool, capfd):
+    (failed,) = outcomes(pool, {"bad": job(toy.noisy_error)}).values()
+    assert failed == Failed(FailureKind.COMPILE, "ValueError: ptxas fatal : error in line 2")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_kernel_that_ptxas_refuses_is_a_failure_with_the_reason(pool):
+    refused = job(toy.toy_calls, 128, 128, 64, {"num_warps": 4, "num_stages": 3, "maxnreg": 24})
+    (failed,) = outcomes(pool, {"refused": refused}).values()
+    assert isinstance(failed, Failed), failed
+    assert failed.kind is FailureKind.COMPILE
+    assert "\n" not in failed.reason
+
+
+def test_a_hang_is_killed_at_the_time_limit_and_does_not_hold_up_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with CompilePool(workers=1, limit_s=20, preload=("toy",)) as pool:
+        list(pool.compile([("warm", toy_job(16, 64, 64))]))
+    with CompilePool(workers=1, limit_s=3, preload=("toy",)) as pool:
+        got = outcomes(pool, {"hang": job(toy.hang, str(tmp_path / "started")), "good": toy_job(16, 64, 64)})
+    assert got["hang"] == Failed(FailureKind.TIMEOUT, "still compiling after 3 s")
+    assert isinstance(got["good"], Compiled)
+
+
+def test_a_dropped_iterator_does_not_confuse_the_next_one(pool):
+    first = pool.compile([("a", toy_job(16, 64, 64)), ("b", toy_job(32, 64, 64))])
+    next(first)
+    first.close()
+    assert set(outcomes(pool, {"c": toy_job(64, 64, 64)})) == {"c"}
+
+
+def test_two_iterators_in_turn_each_get_their_own_outcomes(pool):
+    first = pool.compile([(("first", n), toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
+    second = pool.compile([(("second", n), toy_job(32, 64, 64, num_stages=n)) for n in (2, 3, 4)])
+    keys = [key for pair in zip(first, second, strict=True) for key, _ in pair]
+    assert sorted(keys) == [(name, n) for name in ("first", "second") for n in (2, 3, 4)]
+
+
+def test_closing_ends_a_running_compile_and_leaves_no_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pool = CompilePool(workers=1, limit_s=600, preload=("toy",))
+    marker = tmp_path / "started"
+    pool._send(frame((0, pickle.dumps(job(toy.hang, str(marker))))))
+    while not marker.exists():
+        time.sleep(0.05)
+    child = int(marker.read_text())
+    pool.close()
+    pool.close()  # twice is fine
+    marker.unlink()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_the_compiled_kernel_is_the_cache_entry_that_a_launch_looks_up(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        list(pool.compile([("toy", toy_job(16, 64, 64))]))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    look_up = (
+        "import toy; from moetune.measure.compiler import pretend_device; from moetune_kernels.device import TARGETS;"
+        "pretend_device(TARGETS['sm_90']);"
+        "toy.toy_calls(16, 64, 64, {'num_warps': 4, 'num_stages': 3})[0].warmup()"
+    )
+    path = os.pathsep.join(entry or "." for entry in sys.path)
+    subprocess.run([sys.executable, "-c", look_up], check=True, env=os.environ | {"PYTHONPATH": path})
+    assert before
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_pool_that_cannot_start_says_what_the_process_said(monkeypatch):
+    with CompilePool(workers=1, preload=("no_such_module_anywhere",)) as pool, pytest.raises(RunError) as raised:
+        list(pool.compile([("any", toy_job(16, 64, 64))]))
+    assert "no_such_module_anywhere" in str(raised.value)
+
+
+def test_one_core_is_left_to_the_tuner():
+    assert default_workers() == max(len(os.sched_getaffinity(0)) - 1, 1)
