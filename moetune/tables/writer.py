@@ -1,0 +1,80 @@
+"""Write a tuned table so that it is whole or absent, and prove that the runtime finds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from moetune_kernels import lookup
+from moetune_kernels.errors import TableError
+from moetune_kernels.table import TunedTable
+from moetune_kernels.table_file import table_path
+
+
+def write_table(table: TunedTable, directory: Path) -> Path:
+    """Write ``table`` to ``<directory>/<device slug>/<shape key>.json`` and read it back through the runtime's lookup.
+
+    A table that was there is replaced in one step; a crash or a full disk leaves the old one whole. A table that would not
+    come back as it went in is refused before anything is written.
+
+    Raises:
+        TableError: the table has faults, the folder cannot be written, or the lookup would not find the file.
+    """
+    path = table_path(directory, table.device, table.shape)
+    text = table_text(table)
+    _refuse_changed(TunedTable.parse(text.encode(), f"table for {path}"), table, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, text)
+    except OSError as error:
+        raise TableError(
+            f"cannot write {path} ({error.strerror or error}); free the disk or name another folder with --out"
+        ) from None
+    lookup.reload()
+    found = lookup.table_in(directory, table.shape, table.device)
+    if found is None or Path(found[1]) != path:
+        got = "nothing" if found is None else found[1]
+        raise TableError(f"wrote {path}, but the runtime's lookup finds {got}; remove what stands in its way")
+    _refuse_changed(found[0], table, path)
+    return path
+
+
+def table_text(table: TunedTable) -> str:
+    """Return the file's text: the same for equal tables, fields in order, entries by token count."""
+    return json.dumps(_ordered(table.to_json()), indent=1, allow_nan=False) + "\n"
+
+
+def _ordered(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    keys = sorted(value, key=lambda key: (int(key) if key.isdecimal() else 0, key))
+    return {key: _ordered(value[key]) for key in keys}
+
+
+def _refuse_changed(read: TunedTable, written: TunedTable, path: Path) -> None:
+    if read.faults:
+        raise TableError(f"{path} would lose entries when read: {'; '.join(read.faults[:3])}")
+    if read.to_json() != written.to_json():
+        raise TableError(f"{path} would not read back as it was written; this is a fault of moetune, please report it")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside ``path``, then rename over it; nothing is left behind when that fails."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
+    beside = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        beside.chmod(0o644)  # mkstemp makes it private; a table is for every process of the machine
+        beside.replace(path)
+    except BaseException:  # also Ctrl-C: a half-written file must not stay
+        with suppress(OSError):
+            beside.unlink()
+        raise
