@@ -50,7 +50,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class InstructionMix:
-    """Instructions that one warp issues: outside the main loop, and in one turn of it (None: no single counted loop)."""
+    """Instructions that one warp issues: outside the main loop, and in one turn of it.
+
+    Both are None where there is no single counted loop; the loop is 0 where the compiler unrolled it away.
+    """
 
     fixed: int | None
     loop: int | None
@@ -134,7 +137,7 @@ def parse(text: str) -> tuple[list[Instruction], dict[str, int]]:
 
 
 def instruction_mix(text: str) -> InstructionMix:
-    """Count the instructions of ``nvdisasm -c`` text around its main loop: the one innermost loop that multiplies.
+    """Count the instructions of ``nvdisasm -c`` text around its main loop: the only innermost loop that multiplies.
 
     Waiting loops (a branch back to a barrier test) inside the main loop are not counted: they turn an unknown number
     of times.
@@ -142,19 +145,18 @@ def instruction_mix(text: str) -> InstructionMix:
     code, labels = parse(text)
     tensors = [instruction.tensor for instruction in code if instruction.tensor]
     tensor = max(set(tensors), key=tensors.count) if tensors else None
-    if not code or any(instruction.opcode.split(".")[0] in _UNCOUNTABLE for instruction in code):
+    if not tensors or any(instruction.opcode.split(".")[0] in _UNCOUNTABLE for instruction in code):
         return InstructionMix(None, None, None, tensor)
     blocks = _blocks(code, labels)
     loops = _natural_loops(blocks)
     multiplying = [loop for loop in loops if _count_tensors(code, blocks, loop)]
     innermost = [loop for loop in multiplying if not any(other < loop for other in multiplying)]
-    if len(innermost) != 1:
+    if len(innermost) > 1:
         return InstructionMix(None, None, None, tensor)
-    main = innermost[0]
-    waits = set().union(*(loop for loop in loops if not _count_tensors(code, blocks, loop)), set())
-    reachable = _reachable(blocks)
+    main = innermost[0] if innermost else frozenset()  # none: the compiler unrolled the loop, all of it runs once
+    waits = frozenset[int]().union(*(loop for loop in loops if not _count_tensors(code, blocks, loop)))
     loop_code = _instructions(code, blocks, main - waits)
-    fixed_code = _instructions(code, blocks, reachable - main - waits)
+    fixed_code = _instructions(code, blocks, _reachable(blocks) - main - waits)
     macs = [instruction.macs for instruction in loop_code if instruction.tensor]
     loop_macs = None if None in macs else sum(value for value in macs if value is not None)
     return InstructionMix(len(fixed_code), len(loop_code), loop_macs, tensor)
