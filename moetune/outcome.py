@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from moetune_kernels.config import MoEKernelConfig
 from moetune_kernels.plan import LayerPlan
@@ -48,9 +48,11 @@ class Figure:
     @classmethod
     def from_json(cls, value: Any) -> Figure:
         """Parse what :meth:`to_json` wrote; raises ValueError on anything else."""
-        if not isinstance(value, dict) or not {"value", "source"} <= set(value) <= {"value", "source", "reason"}:
+        names = set(cast("dict[str, Any]", value)) if isinstance(value, dict) else set[str]()
+        if not {"value", "source"} <= names <= {"value", "source", "reason"}:
             raise ValueError(f"a figure must be {{value, source}}, got {value!r}")
-        return cls(value["value"], Source(value["source"]), value.get("reason"))
+        known = cast("dict[str, Any]", value)
+        return cls(known["value"], Source(known["source"]), known.get("reason"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

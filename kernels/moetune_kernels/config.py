@@ -83,7 +83,7 @@ class MoEKernelConfig:
             _require_range("max_registers", self.max_registers, 24, 255)
         if self.smem_size is not None:
             _require_range("smem_size", self.smem_size, 1, 1 << 20)
-        if not isinstance(self.structure, Structure):
+        if not isinstance(self.structure, Structure):  # pyright: ignore[reportUnnecessaryIsInstance] - born valid
             raise UnsupportedConfigError(f"structure must be a Structure, got {self.structure!r}")
 
     @property
@@ -132,7 +132,7 @@ class MoEKernelConfig:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MoEKernelConfig:
         """Parse what :meth:`to_json` wrote; raises UnsupportedConfigError naming the field that is wrong."""
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a file may hold anything
             raise UnsupportedConfigError(f"a kernel config must be an object, got {type(value).__name__}")
         known = {field.name for field in fields(cls)} | {"block_size"}
         unknown = sorted(set(value) - known, key=str)

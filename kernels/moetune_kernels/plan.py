@@ -80,7 +80,7 @@ class LayerPlan:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LayerPlan:
         """Parse what :meth:`to_json` wrote; raises UnsupportedConfigError naming the field that is wrong."""
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a file may hold anything
             raise UnsupportedConfigError(f"a plan must be an object, got {type(value).__name__}")
         names = {"routing", "gate_up", "down", "combine"}
         if set(value) != names:

@@ -109,7 +109,9 @@ class MoEShape:
                 raise ShapeError(f"{name} must be a whole number from 1 to {limit}, got {value!r}")
         total = self.experts if self.experts is not None else self.local_experts
         if type(total) is not int or total < self.local_experts:
-            raise ShapeError(f"experts (over all ranks) must be at least local_experts={self.local_experts}, got {total!r}")
+            raise ShapeError(
+                f"experts (over all ranks) must be at least local_experts={self.local_experts}, got {total!r}"
+            )
         if self.top_k > total:
             raise ShapeError(f"top_k={self.top_k} is more than the model's {total} experts; give top_k <= experts")
 
@@ -144,7 +146,7 @@ class MoEShape:
     def from_json(cls, value: Mapping[str, Any]) -> MoEShape:
         """Parse what :meth:`to_json` wrote; raises ShapeError naming the field that is wrong."""
         fields = ("hidden", "inter", "local_experts", "top_k", "format", "activation", "w13_layout")
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a file may hold anything
             raise ShapeError(f"shape must be an object, got {type(value).__name__}")
         unknown = sorted(set(value) - set(fields), key=str)
         missing = [name for name in fields if name not in value]

@@ -60,7 +60,9 @@ class Backend(Protocol):
         """Return the only configs that can be answered (replay), or None when any can (cuda)."""
         ...
 
-    def compile(self, role: Role, configs: Sequence[MoEKernelConfig]) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+    def compile(
+        self, role: Role, configs: Sequence[MoEKernelConfig]
+    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
         """Compile in parallel and yield each as it ends, in any order."""
         ...
 
