@@ -6,7 +6,9 @@ I intermediate size per rank. Names load on first use, so that reading a config 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -68,10 +70,24 @@ __all__ = [
 ]
 
 
+class _Runtime(ModuleType):
+    """This module, with one rule: the folder of an op never hides the function of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOME and isinstance(value, ModuleType):
+            return  # importing moetune_kernels.fused_moe.layer must not turn moetune_kernels.fused_moe into a module
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Runtime
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    found = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

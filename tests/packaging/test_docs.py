@@ -109,3 +109,15 @@ def test_every_weight_format_role_and_structure_is_in_the_glossary():
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     words = [member.value for kind in (WeightFormat, Structure) for member in kind]
     assert [word for word in words if not re.search(rf"\b{re.escape(word)}\b", text)] == []
+
+
+def test_every_field_of_a_table_and_an_entry_is_explained():
+    from dataclasses import fields
+
+    from moetune_kernels import Entry, TunedTable
+
+    text = (ROOT / "docs" / "table-format.md").read_text("utf-8")
+    names = [
+        field.name for kind in (TunedTable, Entry) for field in fields(kind) if field.name not in ("faults", "tokens")
+    ]
+    assert [name for name in names if not re.search(rf"`[^`]*\b{name}\b[^`]*`", text)] == []

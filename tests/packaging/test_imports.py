@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNER_ONLY = ("moetune", "typer", "rich", "pandas", "matplotlib", "jinja2", "pynvml")
+TUNER_ONLY = ("moetune", "typer", "rich", "pandas", "matplotlib")  # torch itself loads jinja2 and pynvml
 TORCH_FREE = [
     *(f"moetune_kernels.{name}" for name in ("errors", "shape", "config", "plan", "device")),
     *(f"moetune_kernels.{name}" for name in ("table", "lookup", "heuristic", "paths", "kernel_hash")),
@@ -64,6 +64,16 @@ def test_every_public_name_of_the_runtime_exists():
         "import moetune_kernels as m\nprint([name for name in m.__all__ if not hasattr(m, name)], dir(m) == m.__all__)"
     )
     assert run(code) == "[] True"
+
+
+@pytest.mark.parametrize("name", ["fused_moe", "route", "permute"])
+@pytest.mark.parametrize(
+    "first", ["pass", "import moetune_kernels.fused_moe.layer", "from moetune_kernels import fused_moe"]
+)
+def test_a_function_is_not_hidden_by_the_folder_of_its_name(name, first):
+    """Python binds an imported submodule to its parent, which would turn the function into a module."""
+    code = f"{first}\nimport moetune_kernels as m\nprint(*[type(m.{name}).__name__ for _ in range(2)])"
+    assert run(code) == "function function"
 
 
 def test_help_starts_fast_and_without_torch():
