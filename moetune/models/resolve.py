@@ -14,7 +14,7 @@ DEFAULT_SIZES = {"hidden": 4096, "inter": 14336, "experts": 64, "top_k": 2}
 MAX_RANKS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ShapeRequest:
     """What the user said about the layer; None where nothing was said. Sizes are the model's, before tp and ep."""
 

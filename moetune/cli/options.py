@@ -1,0 +1,160 @@
+"""Options that more than one command takes, each written once, and the parsing of their values."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moetune.cli.output import out
+from moetune.errors import UsageError
+from moetune.models.resolve import ResolvedModel, ShapeRequest, resolve_shape
+from moetune_kernels.device import TARGETS, DeviceInfo
+from moetune_kernels.shape import MAX_TOKENS, WeightFormat
+
+SWEEP_TOKENS = "1,2,4,8,16,24,32,48,64,96,128,256,512,1024,2048,4096,8192,16384"
+PROFILE_TOKENS = "1,64,4096"
+
+_LAYER = "Which layer"
+_WHERE = "On which device"
+
+ModelOpt = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A model of the catalogue, e.g. qwen3-30b-a3b.", rich_help_panel=_LAYER),
+]
+ConfigOpt = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A Hugging Face config.json.", rich_help_panel=_LAYER)
+]
+HiddenOpt = Annotated[
+    int | None, typer.Option(metavar="H", help="Hidden size (4096 unless a model says).", rich_help_panel=_LAYER)
+]
+InterOpt = Annotated[
+    int | None,
+    typer.Option(
+        metavar="I", help="Width of one expert, before --tp (14336 unless a model says).", rich_help_panel=_LAYER
+    ),
+]
+ExpertsOpt = Annotated[
+    int | None, typer.Option(metavar="E", help="Experts, before --ep (64 unless a model says).", rich_help_panel=_LAYER)
+]
+TopKOpt = Annotated[
+    int | None, typer.Option(metavar="K", help="Experts per token (2 unless a model says).", rich_help_panel=_LAYER)
+]
+TpOpt = Annotated[int, typer.Option(metavar="N", help="Ranks that share each expert's width.", rich_help_panel=_LAYER)]
+EpOpt = Annotated[int, typer.Option(metavar="N", help="Ranks that share the experts.", rich_help_panel=_LAYER)]
+FormatOpt = Annotated[
+    WeightFormat | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="Weight format: bf16 or fp16 so far (the checkpoint's unless given).",
+        rich_help_panel=_LAYER,
+    ),
+]
+DeviceOpt = Annotated[
+    int,
+    typer.Option(
+        metavar="INDEX",
+        min=0,
+        max=1023,
+        help="CUDA device, counted within CUDA_VISIBLE_DEVICES.",
+        rich_help_panel=_WHERE,
+    ),
+]
+TargetOpt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help=f"Work for a device that is not here: {', '.join(TARGETS)}.", rich_help_panel=_WHERE
+    ),
+]
+
+
+def resolve(request: ShapeRequest) -> ResolvedModel:
+    """Return the layer that the options name, and say on stderr what was chosen on the way."""
+    layer = resolve_shape(request)
+    for note in layer.notes:
+        out.note(note)
+    return layer
+
+
+def parse_tokens(text: str) -> tuple[int, ...]:
+    """Return the token counts of a comma list, sorted, without duplicates.
+
+    Raises:
+        UsageError: no number, a number out of range, or no count at all.
+
+    >>> parse_tokens("64, 1,64")
+    (1, 64)
+    """
+    counts: set[int] = set()
+    for part in text.split(","):
+        word = part.strip()
+        # isascii: int() also reads other scripts' digits, and underscores, which nobody means here
+        if not (word.isascii() and word.removeprefix("-").isdigit()) or len(word) > 12:
+            raise UsageError(f"--tokens takes whole numbers with commas between, e.g. 1,64,4096; got {word[:40]!r}")
+        if not 1 <= int(word) <= MAX_TOKENS:
+            raise UsageError(f"--tokens must be from 1 to {MAX_TOKENS}, got {word}")
+        counts.add(int(word))
+    return tuple(sorted(counts))
+
+
+def parse_budget(seconds: float | None) -> float | None:
+    """Return the budget in seconds.
+
+    Raises:
+        UsageError: not a positive, finite number.
+    """
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"--budget must be a positive number of seconds, got {seconds}")
+    return seconds
+
+
+def parse_target(name: str | None) -> DeviceInfo | None:
+    """Return the device to work for without owning it.
+
+    Raises:
+        UsageError: no such target.
+    """
+    if name is None:
+        return None
+    return _lookup(TARGETS, name, "--target")
+
+
+def _lookup(known: Mapping[str, DeviceInfo], name: str, flag: str) -> DeviceInfo:
+    if name not in known:
+        raise UsageError(f"{flag} must be one of {', '.join(known)}, got {name[:40]!r}")
+    return known[name]
+
+
+def output_dir(path: Path | None, flag: str = "--out") -> Path | None:
+    """Return ``path`` once it is clear that files can be written there: before the work, not after it.
+
+    Raises:
+        UsageError: it is a file, or its nearest existing parent cannot be written to.
+    """
+    if path is None:
+        return None
+    nearest = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
+    if not nearest.is_dir():
+        raise UsageError(f"{flag} {path}: {nearest} is a file; give a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {path}: no permission to write to {nearest}; give another folder")
+    return path
+
+
+def output_file(path: Path | None, flag: str) -> Path | None:
+    """Return ``path`` once it is clear that a file can be written there.
+
+    Raises:
+        UsageError: it is a folder, or its folder cannot be written to.
+    """
+    if path is None:
+        return None
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder; give a file")
+    output_dir(path.absolute().parent, flag)
+    return path

@@ -1,0 +1,152 @@
+"""``moetune sweep``: tune one layer and write its table."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moetune.cli.options import (
+    SWEEP_TOKENS,
+    ConfigOpt,
+    DeviceOpt,
+    EpOpt,
+    ExpertsOpt,
+    FormatOpt,
+    HiddenOpt,
+    InterOpt,
+    ModelOpt,
+    TargetOpt,
+    TopKOpt,
+    TpOpt,
+    output_dir,
+    output_file,
+    parse_budget,
+    parse_target,
+    parse_tokens,
+    resolve,
+)
+from moetune.cli.output import out
+from moetune.cli.target import compile_for_target
+from moetune.errors import UsageError
+from moetune.models.resolve import ShapeRequest
+
+if TYPE_CHECKING:
+    from moetune.tuning import SweepResult
+
+_SEARCH, _FILES = "How to search", "Files"
+
+TokensOpt = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Token counts to tune, with commas between.",
+        show_default=SWEEP_TOKENS.replace(",", " "),  # wraps on the help page
+        rich_help_panel=_SEARCH,
+    ),
+]
+BudgetOpt = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Wall time to keep to; none by default.", rich_help_panel=_SEARCH),
+]
+FreshOpt = Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.", rich_help_panel=_SEARCH)]
+OutOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Folder of the table (your own tables; ./moetune-replay without a GPU).",
+        rich_help_panel=_FILES,
+    ),
+]
+StoreOpt = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        envvar="MOETUNE_STORE",
+        help="Trial store that a stopped sweep continues from.",
+        rich_help_panel=_FILES,
+    ),
+]
+RecordOpt = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Also save all trials as a recording (.jsonl.xz) to replay.", rich_help_panel=_FILES
+    ),
+]
+
+
+def sweep(
+    model: ModelOpt = None,
+    config: ConfigOpt = None,
+    hidden: HiddenOpt = None,
+    inter: InterOpt = None,
+    experts: ExpertsOpt = None,
+    top_k: TopKOpt = None,
+    tp: TpOpt = 1,
+    ep: EpOpt = 1,
+    weight_format: FormatOpt = None,
+    tokens: TokensOpt = SWEEP_TOKENS,
+    budget: BudgetOpt = None,
+    device: DeviceOpt = 0,
+    target: TargetOpt = None,
+    fresh: FreshOpt = False,
+    out_dir: OutOpt = None,
+    store: StoreOpt = None,
+    record: RecordOpt = None,
+) -> None:
+    """Tune a layer on this GPU and write the table that the runtime loads; without a GPU, replay recorded trials.
+
+    Example: moetune sweep --model qwen3-30b-a3b --budget 240
+    """
+    layer = resolve(ShapeRequest(model, config, hidden, inter, experts, top_k, tp, ep, weight_format))
+    counts, budget_s, absent = parse_tokens(tokens), parse_budget(budget), parse_target(target)
+    if absent is not None:
+        if out_dir or record:
+            raise UsageError("--target compiles and writes no table; leave --out and --record away")
+        compile_for_target(layer.shape, absent, counts, budget_s)
+        return
+    run_sweep(
+        shape=layer.shape,
+        tokens=counts,
+        budget_s=budget_s,
+        device_index=device,
+        out_dir=output_dir(out_dir),
+        store_path=output_file(store, "--store"),
+        fresh=fresh,
+        model=layer.name,
+        seed=0,
+        command=shlex.join(["moetune", *sys.argv[1:]]),
+        record=output_file(record, "--record"),
+    )
+
+
+def run_sweep(**request: Any) -> None:
+    """Run the sweep that ``request`` describes (the fields of SweepRequest), shown live, and print what it found."""
+    from moetune.cli.results import LEGEND, tuned_table
+    from moetune.cli.sweep_display import sweep_display
+    from moetune.tuning import SweepRequest, sweep
+
+    with sweep_display() as on_event:
+        result = sweep(SweepRequest(**request), on_event)
+    out.show(tuned_table(result.table.entries))
+    out.result(LEGEND)
+    for line in closing_lines(result):
+        out.result(line)
+
+
+def closing_lines(result: SweepResult) -> list[str]:
+    """Return what stands under the results: where the table and the trials are, and what they are worth."""
+    failed = ", ".join(f"{count} {kind}" for kind, count in Counter(result.failures).most_common())
+    lines = [f"{result.trials} trials" + (f", dropped: {failed}" if failed else "") + f", kept in {result.store_path}"]
+    if result.stopped_early:
+        lines.append("The budget ended the search early; the same command continues from the store.")
+    if result.backend != "cuda":
+        lines.append(
+            f"No GPU was used: these are recorded trials of an {result.table.device.name} (backend {result.backend})."
+        )
+    return [*lines, f"table: {result.table_path}"]

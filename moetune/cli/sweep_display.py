@@ -1,0 +1,131 @@
+"""A sweep on the screen: a live table on a terminal, plain lines anywhere else. Both on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from moetune.cli.output import console, out
+from moetune.cli.results import amount, plain_table
+from moetune.cli.sweep_progress import SweepProgress, TokenProgress, status_line
+from moetune.engine.events import (
+    CompileProgress,
+    CountersStarted,
+    Emit,
+    Event,
+    SpaceReady,
+    SweepStarted,
+    TokenDone,
+    TokenFailed,
+    Warned,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFRESH_PER_S = 4
+COMPILE_LINE_S = 10.0  # seconds between two lines about compiling, where lines stay
+
+
+@contextmanager
+def sweep_display() -> Iterator[Emit]:
+    """Yield the function that takes a sweep's events."""
+    if not sys.stderr.isatty():
+        yield PlainLines(SweepProgress())
+        return
+    from rich.live import Live
+
+    progress = SweepProgress()
+    screen = console(to_stderr=True)
+    with Live(
+        console=screen, get_renderable=lambda: live_view(progress), refresh_per_second=REFRESH_PER_S, transient=True
+    ):
+
+        def on_event(event: Event) -> None:
+            progress.update(event)
+            said = headline(event)
+            if said is not None:
+                screen.print(said, soft_wrap=True)
+
+        yield on_event
+
+
+class PlainLines:
+    """One line per thing that happened, for logs and pipes."""
+
+    def __init__(self, progress: SweepProgress) -> None:
+        self._progress = progress
+        self._last_compile_s = float("-inf")
+
+    def __call__(self, event: Event) -> None:
+        """Take one event and print its line, if it deserves one."""
+        self._progress.update(event)
+        said = headline(event)
+        if said is not None:
+            out.progress(said)
+        match event:
+            case CompileProgress(done=done, total=total) if done == total or self._compile_line_is_due():
+                out.progress(status_line(self._progress))
+            case TokenDone(entry=entry):
+                row = self._progress.rows[entry.tokens]
+                out.progress(f"{entry.tokens} tokens: {row_text(row)} · {status_line(self._progress)}")
+            case _:
+                pass
+
+    def _compile_line_is_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._last_compile_s < COMPILE_LINE_S:
+            return False
+        self._last_compile_s = now_s
+        return True
+
+
+def headline(event: Event) -> str | None:
+    """Return the line that stays on the screen for ``event``, None for most events."""
+    match event:
+        case SweepStarted(backend=backend, device=device, shape=shape, store=store, resumed=resumed):
+            known = f", {resumed} trials known from {store}" if resumed else ""
+            return f"{backend}: {shape.key} on {device.name}{known}"
+        case SpaceReady(role=role, kept=kept, legal=legal, removed=removed):
+            return f"{role.value}: {kept} candidates of {legal} that can run ({sum(removed.values())} cannot)"
+        case TokenFailed(tokens=tokens, reason=reason):
+            return f"{tokens} tokens: no entry, {reason}"
+        case CountersStarted(entries=entries):
+            return f"reading hardware counters of {entries} winners"
+        case Warned(text=text):
+            return f"warning: {text}"
+        case _:
+            return None
+
+
+def row_text(row: TokenProgress) -> str:
+    """Return a finished token count in words."""
+    entry = row.entry
+    if entry is None:
+        return row.failed or f"best so far {amount(row.layer_us)} us"
+    default = "" if entry.baseline_us is None else f", {entry.baseline_us / entry.median_us:.2f}x the default's speed"
+    return f"{amount(entry.median_us)} us{default}, {100 * entry.bound_us / entry.median_us:.0f}% of the bound"
+
+
+def live_view(progress: SweepProgress) -> RenderableType:
+    """Return the live picture: the status line over the best time of every token count."""
+    from rich.console import Group
+    from rich.text import Text
+
+    shown = plain_table("tokens", "best us", "default us", "faster", "of bound", left=("state",))
+    for row in list(progress.rows.values()):
+        shown.add_row(*_cells(row))
+    return Group(Text(status_line(progress)), shown)
+
+
+def _cells(row: TokenProgress) -> tuple[str, ...]:
+    entry = row.entry
+    if entry is None:
+        state = "failed" if row.failed else "measuring" if row.best_us else "waiting"
+        return str(row.tokens), amount(row.layer_us), "", "", "", state
+    faster = "" if entry.baseline_us is None else f"{entry.baseline_us / entry.median_us:.2f}x"
+    bound = f"{100 * entry.bound_us / entry.median_us:.0f}%"
+    return str(row.tokens), amount(entry.median_us), amount(entry.baseline_us), faster, bound, "done"

@@ -1,0 +1,171 @@
+"""The command line as a whole: exit codes, streams, one sentence per error, and a fast start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from moetune.cli import main
+from moetune.errors import MissingError, RunError, ShapeError, TableError, UnsupportedDeviceError, UsageError
+
+COMMANDS = ("sweep", "profile", "report", "check", "doctor")
+
+
+# A started Python finds the packages where this one found them.
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def fail_with(monkeypatch, error):
+    """Make ``moetune check`` raise ``error``."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("moetune.cli.check.default_dirs", fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RunError("no candidate passed"), 1),
+        (UsageError("bad flag"), 2),
+        (ShapeError("bad size"), 2),
+        (TableError("bad table"), 2),
+        (MissingError("no GPU"), 3),
+        (UnsupportedDeviceError("no CUDA device 7"), 3),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 3),
+        (OSError(28, "No space left on device", "/x/table.json"), 1),
+        (ZeroDivisionError("division by zero"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_every_error_is_one_line_on_stderr_with_its_exit_code(monkeypatch, capsys, error, code):
+    fail_with(monkeypatch, error)
+    assert main.run(["check"]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert "Traceback" not in printed.err
+
+
+def test_an_unknown_error_says_how_to_see_where(monkeypatch, capsys):
+    fail_with(monkeypatch, KeyError("block_m"))
+    main.run(["check"])
+    assert "internal error" in capsys.readouterr().err
+    monkeypatch.setenv("MOETUNE_TRACEBACK", "1")
+    main.run(["check"])
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert "default_dirs" in printed
+
+
+def test_a_message_cannot_steer_the_terminal(monkeypatch, capsys):
+    fail_with(monkeypatch, UsageError("bad \x1b[2J\x07 name\nsecond line"))
+    main.run(["check"])
+    assert capsys.readouterr().err == "error: bad \\x1b[2J\\x07 name second line\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["sweep", "--nope"],
+        ["sweep", "--tp", "two"],
+        ["sweep", "--device", "-1"],
+        ["sweep", "--format", "fp7"],
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_is_one_line_with_the_help_page_to_read(capsys, arguments):
+    assert main.run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert "--help`" in printed.err
+
+
+def test_no_command_shows_the_help_page_and_is_bad_usage(capsys):
+    assert main.run([]) == 2
+    page = capsys.readouterr().out
+    assert [command for command in COMMANDS if command not in page] == []
+
+
+def test_version(capsys):
+    from moetune_kernels import __version__
+
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"moetune {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_page_has_an_example(capsys, command):
+    assert main.run([command, "--help"]) == 0
+    assert f"Example: moetune {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_another_platform_gets_one_sentence_at_start(monkeypatch, capsys, platform):
+    monkeypatch.setattr(sys, "platform", platform)
+    assert main.run(["--help"]) == 3
+    assert "moetune runs on Linux only" in capsys.readouterr().err
+
+
+def test_ctrl_c_exits_with_130_and_says_that_trials_are_kept(monkeypatch, capsys):
+    fail_with(monkeypatch, KeyboardInterrupt())
+    assert main.run(["check"]) == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy_and_takes_under_a_second():
+    program = (
+        "import sys; from moetune.cli.main import run; run(['--help']); run(['sweep', '--help']); "
+        "print([m for m in ('torch', 'triton', 'numpy', 'pandas', 'matplotlib', 'pynvml', 'sqlite3') if m in sys.modules])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, env=ENVIRONMENT
+    )  # write the .pyc files
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - started < 1.0
+
+
+def test_a_closed_pipe_ends_without_a_traceback():
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "moetune", "--help"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    os.close(writing)
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+def test_sigterm_unwinds_as_ctrl_c_does():
+    program = (
+        "import time, moetune.cli.check as c\n"
+        "def wait(*_):\n"
+        "    try:\n        print('waiting', flush=True); time.sleep(60)\n"
+        "    finally:\n        print('unwound', flush=True)\n"
+        "c.default_dirs = wait\n"
+        "import sys; sys.argv = ['moetune', 'check']\n"
+        "from moetune.cli.main import main; main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "unwound\n"
+    assert process.returncode == 128 + signal.SIGTERM

@@ -1,0 +1,177 @@
+"""What the screen says of a sweep, fed with made-up events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from moetune.cli.sweep_display import PlainLines, live_view, row_text
+from moetune.cli.sweep_progress import SweepProgress, status_line
+from moetune.engine.events import (
+    CompileProgress,
+    CountersStarted,
+    SpaceReady,
+    SweepStarted,
+    TokenDone,
+    TokenFailed,
+    TokenStarted,
+    TrialEnded,
+    Warned,
+)
+from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject, Trial
+from moetune_kernels.config import MoEKernelConfig, Role, Structure
+from moetune_kernels.device import TARGETS
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape
+from moetune_kernels.table import Entry
+
+CONFIG = MoEKernelConfig(structure=Structure.GATHER, block_m=16, block_n=64, block_k=64)
+WIDE = MoEKernelConfig(structure=Structure.TMA_PERMUTE, block_m=128, block_n=256, block_k=64)
+SHAPE = MoEShape(hidden=64, inter=64, local_experts=8, top_k=2)
+NONE = {"value": None, "source": "unavailable", "reason": "made up"}
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def trial(subject, time_us, tokens=16, failure=None):
+    gap = Figure.unavailable("made up")
+    outcome = failure or Measured(
+        median_us=time_us, spread_us=0.1, samples=3, flops_per_byte=gap, bandwidth_gbps=gap, issue_efficiency=gap
+    )
+    return TrialEnded(Trial(subject=subject, tokens=tokens, choice=CONFIG, stage=Stage.SCREEN, outcome=outcome))
+
+
+def entry(tokens=16, median_us=10.0, baseline_us=12.0):
+    return Entry(
+        tokens=tokens,
+        serves=(tokens, tokens),
+        plan=LayerPlan(gate_up=CONFIG, down=CONFIG),
+        median_us=median_us,
+        spread_us=0.1,
+        baseline_us=baseline_us,
+        bound_us=9.0,
+        flops_per_byte={"value": 16.0, "source": "analytical"},
+        bandwidth_gbps={"value": 4120.0, "source": "counter"},
+        issue_efficiency=NONE,
+    )
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock):
+    shown = SweepProgress(clock=clock)
+    shown.update(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, (1, 16), Path("trials.sqlite"), 0))
+    return shown
+
+
+def test_compiling_shows_its_speed_and_the_time_left(progress, clock):
+    progress.update(CompileProgress(0, 100, 0))
+    clock.now_s += 10
+    progress.update(CompileProgress(50, 100, 2))
+    assert status_line(progress) == "compiling 50/100 · 5.0 candidates/s · ETA 0:10"
+
+
+def test_measuring_has_a_speed_and_an_eta_of_its_own(progress, clock):
+    progress.update(CompileProgress(100, 100, 0))
+    clock.now_s += 1000
+    progress.update(TokenStarted(1, 1, 2))
+    for _ in range(30):
+        progress.update(trial(Subject.GATE_UP, 5.0, tokens=1))
+    clock.now_s += 10
+    progress.update(TokenDone(entry(tokens=1)))
+    progress.update(TokenStarted(16, 2, 2))
+    assert status_line(progress) == "measuring 1/2 · 3.0 candidates/s · ETA 0:10"
+
+
+def test_failures_are_counted_by_kind(progress):
+    progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.WRONG, "row 3")))
+    progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.SLOW, "9x")))
+    progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.SLOW, "4x")))
+    assert "dropped: 2 slow, 1 wrong" in status_line(progress)
+
+
+def test_the_best_so_far_is_kernels_then_layer_then_entry(progress):
+    row = progress.rows[16]
+    progress.update(trial(Subject.GATE_UP, 8.0))
+    assert row.layer_us is None
+    progress.update(trial(Subject.DOWN, 4.0))
+    progress.update(trial(Subject.GATE_UP, 7.0))
+    progress.update(trial(Subject.GATE_UP, 9.0))
+    assert row.layer_us == 11.0
+    progress.update(trial(Subject.LAYER, 12.5))
+    assert row.layer_us == 12.5
+    progress.update(TokenDone(entry()))
+    assert row.layer_us == 10.0
+    assert row_text(row) == "10.0 us, 1.20x the default's speed, 90% of the bound"
+
+
+def test_a_compile_failure_of_no_token_count_adds_no_row(progress):
+    progress.update(trial(Subject.DOWN, 0, tokens=0, failure=Failed(FailureKind.COMPILE, "ptxas")))
+    assert set(progress.rows) == {1, 16}
+
+
+def test_the_live_view_fits_80_columns_and_24_lines_with_the_whole_ladder(progress):
+    from rich.console import Console
+
+    from moetune.cli.options import SWEEP_TOKENS, parse_tokens
+
+    ladder = parse_tokens(SWEEP_TOKENS)
+    progress.update(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, ladder, Path("trials.sqlite"), 0))
+    for count in ladder:
+        progress.update(TokenDone(entry(tokens=count, median_us=123456.7, baseline_us=130000.0)))
+    sink = StringIO()
+    Console(file=sink, width=80).print(live_view(progress))
+    lines = sink.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "123457" in sink.getvalue()
+
+
+def test_plain_lines_go_to_stderr_one_per_thing_that_happened(capsys):
+    log = PlainLines(SweepProgress())
+    log(SweepStarted("replay", TARGETS["sm_90"], SHAPE, (16,), Path("trials.sqlite"), 40))
+    log(SpaceReady(Role.DOWN, 40, 900, {"needs N B of shared memory": 60}))
+    log(CompileProgress(40, 40, 0))
+    log(TokenStarted(16, 1, 1))
+    log(trial(Subject.LAYER, 10.0))
+    log(TokenDone(entry()))
+    log(CountersStarted(1))
+    log(Warned("the clocks fell"))
+    log(TokenFailed(16384, "out of memory"))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert lines[0] == "replay: e8_h64_i64_k2_bf16 on NVIDIA H200, 40 trials known from trials.sqlite"
+    assert lines[1] == "down: 40 candidates of 900 that can run (60 cannot)"
+    assert lines[3].startswith("16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound")
+    assert lines[-2:] == ["warning: the clocks fell", "16384 tokens: no entry, out of memory"]
+
+
+def test_the_results_fit_80_columns():
+    from rich.console import Console
+
+    from moetune.cli.results import tuned_table
+
+    rows = {count: entry(tokens=count, median_us=98765.4, baseline_us=123456.7) for count in (1, 16384)}
+    rows[1] = replace(rows[1], plan=LayerPlan(gate_up=WIDE, down=replace(WIDE, structure=Structure.TMA)))
+    sink = StringIO()
+    Console(file=sink, width=80).print(tuned_table(rows))
+    text = sink.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "4120c" in text
+    assert "p128x256 t256" in text
+    assert "1.25x" in text
