@@ -54,10 +54,9 @@ def _check_file(path: Path) -> tuple[TunedTable | None, list[str]]:
 
 
 def _misplaced(table: TunedTable, path: Path) -> Iterator[str]:
-    folder = path.absolute().parent.parent
-    expected = table_path(folder, table.device, table.shape)
-    if path.absolute() != expected:
-        yield f"its content says {expected.relative_to(folder)}; rename the file, or correct its device and shape"
+    expected = table_path(Path(), table.device, table.shape)
+    if (path.parent.resolve().name, path.name) != (expected.parent.name, expected.name):
+        yield f"its content says {expected}; rename the file, or correct its device and shape"
 
 
 def _unmeasured(table: TunedTable) -> Iterator[str]:

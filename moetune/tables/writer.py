@@ -23,7 +23,7 @@ def write_table(table: TunedTable, directory: Path) -> Path:
     come back as it went in is refused before anything is written.
 
     Raises:
-        TableError: the table has faults, the folder cannot be written, or the lookup would not find the file.
+        TableError: an entry would be dropped in reading, the folder cannot be written, or the lookup does not find the file.
     """
     path = table_path(directory, table.device, table.shape)
     text = table_text(table)
