@@ -1,0 +1,212 @@
+"""Where trials happen: asks the backend, remembers every end, writes it to the journal, tells the audience."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from moetune.engine.backend import Backend
+from moetune.engine.budget import Deadline
+from moetune.engine.events import CompileProgress, Emit, TrialEnded
+from moetune.outcome import Compiled, Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
+from moetune_kernels.config import MoEKernelConfig, Role
+from moetune_kernels.plan import LayerPlan
+
+# More spilled registers than this lost every race seen; a few can still win, so zero is no rule.
+MAX_SPILLS = 16
+SLOW_RATIO = 2.5  # a first launch this many times the best one gets no second
+EVERY_COUNT = 0  # token count of trials that end at compile
+
+SUBJECT_OF = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
+
+Choice = MoEKernelConfig | LayerPlan | int
+Key = tuple[Subject, int, Choice]
+
+
+class Journal(Protocol):
+    """Where ended trials are kept; each call returns when they are safe."""
+
+    def record(self, trial: Trial) -> None:
+        """Keep one trial."""
+        ...
+
+    def record_bound(self, tokens: int, bound_us: float) -> None:
+        """Keep the physical bound of a token count."""
+        ...
+
+    def record_ceilings(self, bytes_per_s: float, flops: float) -> None:
+        """Keep what the device reached."""
+        ...
+
+
+@dataclass
+class Bench:
+    """One backend and everything that it answered in this sweep and in earlier ones.
+
+    Args:
+        backend: who answers.
+        journal: where ended trials go.
+        emit: who is told.
+        screened: latest screening of every choice; starts with what earlier runs left.
+    """
+
+    backend: Backend
+    journal: Journal
+    emit: Emit
+    screened: dict[Key, Trial] = field(default_factory=dict[Key, Trial])
+    compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = field(
+        default_factory=dict[tuple[Role, MoEKernelConfig], Compiled]
+    )
+    trials: int = 0
+    failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
+
+    def end(self, trial: Trial) -> Outcome:
+        """Write one ended trial down and return its outcome."""
+        self.trials += 1
+        if isinstance(trial.outcome, Failed):
+            self.failures[trial.outcome.kind] += 1
+        if trial.stage is Stage.SCREEN:
+            self.screened[trial.subject, trial.tokens, trial.choice] = trial
+        self.journal.record(trial)
+        self.emit(TrialEnded(trial))
+        return trial.outcome
+
+    def compile(self, wanted: Mapping[Role, Sequence[MoEKernelConfig]], deadline: Deadline) -> bool:
+        """Compile what is not compiled yet; False when the deadline cut it short, with a like part of each role done."""
+        todo = {role: self._not_compiled(role, configs) for role, configs in wanted.items()}
+        total = sum(map(len, todo.values()))
+        done = failed = left = 0
+        for role, configs in todo.items():
+            cut = deadline.after(len(configs) / max(total - done - left, 1))
+            for place, (config, result) in enumerate(self.backend.compile(role, configs), start=1):
+                done, failed = done + 1, failed + (not self._take(role, config, result))
+                self.emit(CompileProgress(done, total, failed))
+                if cut.passed and place < len(configs):
+                    left += len(configs) - place
+                    break
+        return left == 0
+
+    def _not_compiled(self, role: Role, configs: Sequence[MoEKernelConfig]) -> list[MoEKernelConfig]:
+        subject = SUBJECT_OF[role]
+        return [
+            config
+            for config in dict.fromkeys(configs)
+            if (role, config) not in self.compiled and (subject, EVERY_COUNT, config) not in self.screened
+        ]
+
+    def _take(self, role: Role, config: MoEKernelConfig, result: Compiled | Failed) -> bool:
+        if isinstance(result, Compiled) and result.spills <= MAX_SPILLS:
+            self.compiled[role, config] = result
+            return True
+        compiled = result if isinstance(result, Compiled) else None
+        failed = result if isinstance(result, Failed) else None
+        if compiled is not None:
+            failed = Failed(
+                FailureKind.RESOURCES, f"spills {compiled.spills} registers, more than {MAX_SPILLS} never won"
+            )
+        assert failed is not None
+        self.end(self._screening(role, EVERY_COUNT, config, failed, compiled))
+        return False
+
+    def enter(self, role: Role, tokens: int, config: MoEKernelConfig, gate: Gate) -> Outcome:
+        """Let one config into the race: its first launch, then a few samples unless that was hopeless."""
+        known = self.screened.get((SUBJECT_OF[role], EVERY_COUNT, config)) or self.known(role, tokens, config)
+        if known is not None:
+            return known.outcome
+        if (role, config) not in self.compiled:
+            return Failed(FailureKind.COMPILE, "was not compiled before the budget ended")
+        first_us = self.backend.first_launch_us(role, config)
+        if isinstance(first_us, Failed):
+            return self.end(self._screening(role, tokens, config, first_us))
+        slow = gate.refuse(config, first_us)
+        if slow is not None:
+            return self.end(self._screening(role, tokens, config, slow))
+        return self.sample(role, tokens, config, gate.samples)
+
+    def sample(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome:
+        """Time one kernel with at least ``samples`` samples, unless it already was."""
+        known = self.known(role, tokens, config)
+        if known is not None and (isinstance(known.outcome, Failed) or known.outcome.samples >= samples):
+            return known.outcome
+        outcome = self.backend.time_kernel(role, config, samples)
+        verified = known is not None and known.verified
+        return self.end(replace(self._screening(role, tokens, config, outcome), verified=verified))
+
+    def verify(self, role: Role, tokens: int, config: MoEKernelConfig) -> bool:
+        """Compare one kernel with the reference, once per token count; a wrong one's trial becomes a failure."""
+        known = self.known(role, tokens, config)
+        if known is None or isinstance(known.outcome, Failed):
+            return False
+        if known.verified:
+            return True
+        wrong = self.backend.verify_kernel(role, config)
+        self.end(replace(known, outcome=wrong or known.outcome, verified=wrong is None))
+        return wrong is None
+
+    def known(self, role: Role, tokens: int, config: MoEKernelConfig) -> Trial | None:
+        """Return the latest screening of a config at one token count."""
+        return self.screened.get((SUBJECT_OF[role], tokens, config))
+
+    def forget(self, role: Role, tokens: int, config: MoEKernelConfig) -> None:
+        """Drop what is known of a config at one token count, so that it can be tried again."""
+        self.screened.pop((SUBJECT_OF[role], tokens, config), None)
+
+    def routing(self, tokens: int, block_m: int) -> Outcome:
+        """Time routing at one ``block_m``, once per token count."""
+        return self._part(Subject.ROUTING, tokens, block_m)
+
+    def combine(self, tokens: int) -> Outcome:
+        """Time combine, once per token count; it is the same for every ``block_m``."""
+        return self._part(Subject.COMBINE, tokens, 0)
+
+    def _part(self, subject: Subject, tokens: int, block_m: int) -> Outcome:
+        known = self.screened.get((subject, tokens, block_m))
+        if known is not None:
+            return known.outcome
+        routing = subject is Subject.ROUTING
+        outcome = self.backend.time_routing(block_m) if routing else self.backend.time_combine()
+        return self.end(Trial(subject=subject, tokens=tokens, choice=block_m, stage=Stage.SCREEN, outcome=outcome))
+
+    def _screening(
+        self, role: Role, tokens: int, config: MoEKernelConfig, outcome: Outcome, compiled: Compiled | None = None
+    ) -> Trial:
+        return Trial(
+            subject=SUBJECT_OF[role],
+            tokens=tokens,
+            choice=config,
+            stage=Stage.SCREEN,
+            outcome=outcome,
+            compiled=compiled or self.compiled.get((role, config)),
+        )
+
+
+@dataclass
+class Gate:
+    """The race's entry: remembers the fastest first launch, and how many samples follow one that is let in."""
+
+    samples: int
+    best_us: float = float("inf")
+    holder: MoEKernelConfig | None = None
+
+    def open_again(self) -> None:
+        """Forget the pace, because the config that set it computes the wrong thing."""
+        self.best_us, self.holder = float("inf"), None
+
+    def refuse(self, config: MoEKernelConfig, first_us: float) -> Failed | None:
+        """Return a failure when a first launch is hopeless against the best so far."""
+        best_us = self.best_us
+        if first_us < best_us:
+            self.best_us, self.holder = first_us, config
+        if first_us <= SLOW_RATIO * best_us:
+            return None
+        return Failed(
+            FailureKind.SLOW,
+            f"its first launch took {first_us:.1f} us, over {SLOW_RATIO} times the best so far ({best_us:.1f} us)",
+        )
+
+
+def time_of(outcome: Outcome) -> float:
+    """Return the median in microseconds, infinite for a failure: for sorting."""
+    return outcome.median_us if isinstance(outcome, Measured) else float("inf")

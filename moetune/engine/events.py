@@ -1,0 +1,112 @@
+"""What a sweep tells its audience while it runs: frozen values, for a live display or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moetune.outcome import Trial
+from moetune_kernels.config import Role
+from moetune_kernels.device import DeviceInfo
+from moetune_kernels.shape import MoEShape
+from moetune_kernels.table import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStarted:
+    """The backend is ready. ``backend`` is ``cuda`` or ``replay``; ``resumed`` trials are taken from the store."""
+
+    backend: str
+    device: DeviceInfo
+    shape: MoEShape
+    tokens: tuple[int, ...]
+    store: Path
+    resumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceReady:
+    """The candidates of one role are chosen: ``kept`` of ``legal``, and reasons why the others cannot run."""
+
+    role: Role
+    kept: int
+    legal: int
+    removed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileProgress:
+    """``done`` of ``total`` kernels of this round are compiled, ``failed`` of them dropped."""
+
+    done: int
+    total: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStarted:
+    """Token count number ``place`` of ``total`` is being tuned."""
+
+    tokens: int
+    place: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnded:
+    """One trial ended and is in the store."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDone:
+    """One token count has its entry."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFailed:
+    """One token count has no entry, and why."""
+
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableWritten:
+    """The table on disk holds ``entries`` entries."""
+
+    path: Path
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountersStarted:
+    """Hardware counters of the winners are being read."""
+
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something that the user should know, and that did not stop the sweep."""
+
+    text: str
+
+
+Event = (
+    SweepStarted
+    | SpaceReady
+    | CompileProgress
+    | TokenStarted
+    | TrialEnded
+    | TokenDone
+    | TokenFailed
+    | TableWritten
+    | CountersStarted
+    | Warned
+)
+Emit = Callable[[Event], None]

@@ -1,0 +1,120 @@
+"""The finals of one token count: whole layers, interleaved, against the default plan; the winner is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from moetune.engine.bench import Bench, time_of
+from moetune.engine.budget import Deadline
+from moetune.engine.decide import Finalist, ranking
+from moetune.outcome import Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
+from moetune_kernels.plan import LayerPlan
+
+# Rounds are even: the order is reversed every other round, so that a drift of the clocks hits all plans alike.
+FIRST_ROUNDS = 6
+LAST_ROUNDS = (8, 40)
+LAST_PLANS = 3  # beside the default
+LAST_SECONDS = 2.0  # for the last heat, flushes included, when the deadline allows it
+FLUSH_US = 500.0  # writing and reading the flush buffers before each sample (H200)
+
+Outcomes = Mapping[LayerPlan, Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The winner of a token count and the default's time beside it; None where the default is wrong or cannot run."""
+
+    winner: Finalist
+    baseline_us: float | None
+
+
+@dataclass
+class Finals:
+    """Both heats of the finals at the open token count.
+
+    Args:
+        bench: where trials happen.
+        tokens: the open token count.
+        default: the plan that every other has to beat.
+        deadline: when the last heat is cut to its minimum.
+    """
+
+    bench: Bench
+    tokens: int
+    default: LayerPlan
+    deadline: Deadline
+    _verdicts: dict[LayerPlan, Failed | None] = field(default_factory=dict[LayerPlan, "Failed | None"])
+
+    def run(self, plans: Sequence[LayerPlan], preferred: Collection[LayerPlan] = ()) -> Verdict | Failed:
+        """Time the plans and the default, and return the best one that is right; Failed when none is.
+
+        Args:
+            plans: whole-layer candidates beside the default.
+            preferred: winners of neighbouring token counts, which win ties.
+        """
+        entrants = list(dict.fromkeys([*plans, self.default]))
+        first = self._time(entrants, FIRST_ROUNDS)
+        if isinstance(first[self.default], Measured):
+            self._verify(self.default)
+        last_entrants = self._last_entrants(entrants, first)
+        last = self._time(last_entrants, self._rounds(last_entrants, first)) if last_entrants else {}
+        outcomes = {**first, **last}
+        winner = next(self._right(self._order(outcomes, last, preferred)), None)
+        for plan in entrants:
+            self._end(plan, outcomes[plan])
+        if winner is None:
+            return self._why_none(outcomes)
+        baseline = outcomes[self.default] if self._is_right(self.default) else None
+        return Verdict(winner, baseline.median_us if isinstance(baseline, Measured) else None)
+
+    def _time(self, plans: Sequence[LayerPlan], rounds: int) -> dict[LayerPlan, Outcome]:
+        return dict(zip(plans, self.bench.backend.time_layers(plans, rounds), strict=True))
+
+    def _last_entrants(self, entrants: Sequence[LayerPlan], first: Outcomes) -> list[LayerPlan]:
+        ran = [plan for plan in entrants if isinstance(first[plan], Measured)]
+        ranked = sorted((plan for plan in ran if plan != self.default), key=lambda plan: time_of(first[plan]))
+        return ranked[:LAST_PLANS] + [plan for plan in ran if plan == self.default and self._is_right(plan)]
+
+    def _rounds(self, plans: Sequence[LayerPlan], first: Outcomes) -> int:
+        low, high = LAST_ROUNDS
+        round_us = sum(time_of(first[plan]) + FLUSH_US for plan in plans)
+        affordable = min(LAST_SECONDS, max(self.deadline.left_s, 0.0)) * 1e6 / round_us
+        return 2 * (int(min(max(affordable, low), high)) // 2)
+
+    def _order(self, outcomes: Outcomes, last: Outcomes, preferred: Collection[LayerPlan]) -> list[Finalist]:
+        """Return everything that ran in the order of merit; those that missed the last heat come after it."""
+        found: list[Finalist] = []
+        for plans in ([plan for plan in outcomes if plan in last], [plan for plan in outcomes if plan not in last]):
+            timed = [Finalist(plan, outcome) for plan in plans if isinstance(outcome := outcomes[plan], Measured)]
+            default = next((finalist for finalist in timed if finalist.plan == self.default), None)
+            found += ranking(timed, default, preferred)
+        return found
+
+    def _right(self, order: Sequence[Finalist]) -> Iterator[Finalist]:
+        return (finalist for finalist in order if self._verify(finalist.plan))
+
+    def _verify(self, plan: LayerPlan) -> bool:
+        if plan not in self._verdicts:
+            self._verdicts[plan] = self.bench.backend.verify_layer(plan)
+        return self._is_right(plan)
+
+    def _is_right(self, plan: LayerPlan) -> bool:
+        return plan in self._verdicts and self._verdicts[plan] is None
+
+    def _why_none(self, outcomes: Outcomes) -> Failed:
+        failures = [wrong for wrong in self._verdicts.values() if wrong is not None]
+        failures += [outcome for outcome in outcomes.values() if isinstance(outcome, Failed)]
+        return failures[0] if failures else Failed(FailureKind.LAUNCH, "no plan ran")
+
+    def _end(self, plan: LayerPlan, outcome: Outcome) -> None:
+        self.bench.end(
+            Trial(
+                subject=Subject.LAYER,
+                tokens=self.tokens,
+                choice=plan,
+                stage=Stage.FINAL,
+                outcome=self._verdicts.get(plan) or outcome,
+                verified=self._is_right(plan),
+            )
+        )

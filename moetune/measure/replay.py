@@ -1,0 +1,204 @@
+"""A backend that answers from recorded trials: the whole search runs without a GPU, and no time is ever invented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from moetune.engine.backend import Ceilings, LayerFigures
+from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
+from moetune.store.recording import Recording
+from moetune_kernels.config import MoEKernelConfig, Role
+from moetune_kernels.device import DeviceInfo
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape
+
+Choice = MoEKernelConfig | LayerPlan | int
+
+_SUBJECT = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
+_EVERY_COUNT = 0  # token count of trials that ended at compile
+
+
+class ReplayBackend:
+    """Recorded trials as a backend; see :class:`moetune.engine.backend.Backend`.
+
+    A kernel that was not recorded is ``Failed(UNRECORDED)``. A layer that was not recorded is the sum of its recorded
+    kernels, with source ``composed``, and counts as verified when both of its GEMMs were. Every call gives the same
+    answer as the last.
+
+    Args:
+        recording: the trials of one shape on one device.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._trials: dict[tuple[Subject, int, Choice, Stage], Trial] = {}
+        self._compiled: dict[tuple[Subject, Choice], Compiled] = {}
+        for trial in recording.trials:
+            self._trials[trial.subject, trial.tokens, trial.choice, trial.stage] = trial
+            if trial.compiled is not None:
+                self._compiled[trial.subject, trial.choice] = trial.compiled
+        self._tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        """``replay``."""
+        return "replay"
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device that was recorded."""
+        return self._recording.provenance.device
+
+    @property
+    def shape(self) -> MoEShape:
+        """The layer that was recorded."""
+        return self._recording.provenance.shape
+
+    @property
+    def token_counts(self) -> list[int]:
+        """The token counts that have trials and a bound, ascending."""
+        raced = {tokens for _, tokens, _, _ in self._trials if tokens != _EVERY_COUNT}
+        return sorted(raced & set(self._recording.bounds))
+
+    def ceilings(self) -> Ceilings:
+        """Return what the device reached when it was recorded."""
+        return Ceilings(**self._recording.ceilings)
+
+    def recorded(self, role: Role) -> Sequence[MoEKernelConfig]:
+        """Return every recorded config of ``role``, in the order of their first trials."""
+        found = [
+            choice
+            for subject, _, choice, _ in self._trials
+            if subject is _SUBJECT[role] and isinstance(choice, MoEKernelConfig)
+        ]
+        return list(dict.fromkeys(found))
+
+    def compile(
+        self, role: Role, configs: Sequence[MoEKernelConfig]
+    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+        """Yield what the compiler reported when the trials were recorded."""
+        for config in configs:
+            ended = self._trials.get((_SUBJECT[role], _EVERY_COUNT, config, Stage.SCREEN))
+            compiled = self._compiled.get((_SUBJECT[role], config))
+            if ended is not None and isinstance(ended.outcome, Failed):
+                yield config, ended.outcome
+            else:
+                yield config, compiled or _unrecorded(f"{role.value} was never compiled with this config")
+
+    def open(self, tokens: int) -> Failed | None:
+        """Choose the token count; one without trials or without a bound has no answers."""
+        if tokens not in self.token_counts:
+            known = ", ".join(map(str, self.token_counts))
+            return _unrecorded(f"{tokens} tokens were not recorded, only {known}")
+        self._tokens = tokens
+        return None
+
+    def bound_us(self) -> float:
+        """Return the recorded bound."""
+        return self._recording.bounds[self._open_tokens]
+
+    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
+        """Return the recorded end of this kernel's race; ``samples`` is whatever was recorded."""
+        del samples
+        return self._screened(_SUBJECT[role], config)
+
+    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
+        """Return the recorded median: first launches are not recorded, and the race only compares them."""
+        outcome = self._screened(_SUBJECT[role], config)
+        return outcome if isinstance(outcome, Failed) else outcome.median_us
+
+    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Return the recorded verdict; a kernel that was never compared with the reference is no winner."""
+        trial = self._trials.get((_SUBJECT[role], self._open_tokens, config, Stage.SCREEN))
+        if trial is not None and isinstance(trial.outcome, Failed):
+            return trial.outcome
+        return None if trial is not None and trial.verified else _unrecorded(f"{role.value} was never verified")
+
+    def time_routing(self, block_m: int) -> Outcome:
+        """Return the recorded time of route and permute."""
+        return self._screened(Subject.ROUTING, block_m)
+
+    def time_combine(self) -> Outcome:
+        """Return the recorded time of combine."""
+        return self._screened(Subject.COMBINE, 0)
+
+    def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
+        """Return recorded layer times, and sums of recorded kernels where a layer was not timed."""
+        del rounds
+        return [self._layer(plan) for plan in plans]
+
+    def verify_layer(self, plan: LayerPlan) -> Failed | None:
+        """Return the recorded verdict, else that of both kernels."""
+        trial = self._trials.get((Subject.LAYER, self._open_tokens, plan, Stage.FINAL))
+        if trial is not None and isinstance(trial.outcome, Failed):
+            return trial.outcome
+        if trial is not None and trial.verified:
+            return None
+        verdicts = [self.verify_kernel(role, plan.config(role)) for role in Role]
+        return next((verdict for verdict in verdicts if verdict is not None), None)
+
+    def counters(self, plans: Mapping[int, LayerPlan]) -> dict[int, LayerFigures | Failed]:
+        """Return no counters: what was counted is in the recorded figures already."""
+        return {tokens: _unrecorded("a replay has no more than the recorded figures") for tokens in plans}
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+    @property
+    def _open_tokens(self) -> int:
+        assert self._tokens is not None, "open a token count first"
+        return self._tokens
+
+    def _screened(self, subject: Subject, choice: Choice) -> Outcome:
+        trial = self._trials.get((subject, self._open_tokens, choice, Stage.SCREEN))
+        return _unrecorded(f"{subject.value} has no trial of this choice") if trial is None else trial.outcome
+
+    def _layer(self, plan: LayerPlan) -> Outcome:
+        trial = self._trials.get((Subject.LAYER, self._open_tokens, plan, Stage.FINAL))
+        if trial is not None:
+            return trial.outcome
+        parts = [
+            self._screened(Subject.ROUTING, plan.block_m),
+            self._screened(Subject.GATE_UP, plan.gate_up),
+            self._screened(Subject.DOWN, plan.down),
+            self._screened(Subject.COMBINE, 0),
+        ]
+        measured = [part for part in parts if isinstance(part, Measured)]
+        if len(measured) == len(parts):
+            return composed(measured)
+        return next(part for part in parts if isinstance(part, Failed))
+
+
+def composed(parts: Sequence[Measured]) -> Measured:
+    """Return the sum of kernels that were timed apart: times and spreads add, rates are weighted by what they count."""
+    return Measured(
+        median_us=sum(part.median_us for part in parts),
+        spread_us=sum(part.spread_us for part in parts),
+        samples=min(part.samples for part in parts),
+        flops_per_byte=_mean([(part.flops_per_byte, _gigabytes_per_s_us(part)) for part in parts]),
+        bandwidth_gbps=_mean([(part.bandwidth_gbps, part.median_us) for part in parts]),
+        issue_efficiency=_mean([(part.issue_efficiency, part.median_us) for part in parts]),
+        source=Source.COMPOSED,
+    )
+
+
+def _gigabytes_per_s_us(part: Measured) -> float | None:
+    """Return a kernel's bytes in units of 1000: its bandwidth times its time."""
+    bandwidth = part.bandwidth_gbps.value
+    return None if bandwidth is None else bandwidth * part.median_us
+
+
+def _mean(figures: Sequence[tuple[Figure, float | None]]) -> Figure:
+    """Return the weighted mean, or unavailable with the reason of the first part that has no value or weight."""
+    total = weights = 0.0
+    for figure, weight in figures:
+        if figure.value is None:
+            return Figure.unavailable(figure.reason or "a part has no value")
+        if weight is None:
+            return Figure.unavailable("a part has no bandwidth to weigh it with")
+        total, weights = total + figure.value * weight, weights + weight
+    return Figure(total / weights, Source.COMPOSED) if weights else Figure.unavailable("no part moves a byte")
+
+
+def _unrecorded(reason: str) -> Failed:
+    return Failed(FailureKind.UNRECORDED, reason)

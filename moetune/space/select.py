@@ -1,0 +1,100 @@
+"""Which candidates are worth a compile: a few of every kind, the promising ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count as count_from
+
+from moetune.space.load import ExpertLoad, sensible_block_ms
+from moetune.space.prior import Problem, predict
+from moetune_kernels.config import MoEKernelConfig, Structure
+
+# Shares of the limit. Low tiles are flat (many configs tie within 5% on an H200), high tiles are needles: of 576
+# candidates at 4096 tokens one or two came within 2% of the best.
+BLOCK_M_SHARE = {16: 1.0, 32: 0.7, 64: 1.3, 128: 1.5, 256: 0.5}
+STRUCTURE_SHARE = {Structure.GATHER: 1.0, Structure.TMA: 1.0, Structure.TMA_PERMUTE: 0.5}
+PERMUTE_MIN_BLOCK_M = 64  # copying the rows first only pays where there are many
+
+Group = tuple[Structure, int]
+Cell = tuple[int, int, int]
+
+
+def select(
+    configs: Sequence[MoEKernelConfig], problem: Problem, tokens: Sequence[int], limit: int
+) -> tuple[MoEKernelConfig, ...]:
+    """Return at most ``limit`` configs in the order to compile them: every prefix is a sensible mix.
+
+    Each structure and tile height is a group with a share of the limit. Within a group the tiles come first that are
+    promising at some token count, each with one prefetch distance; other distances of the same tile follow later.
+    """
+    groups: dict[Group, Iterator[MoEKernelConfig]] = {}
+    for key in sorted({_group(config) for config in configs}, key=lambda key: (key[1], key[0].value)):
+        members = [config for config in configs if _group(config) == key]
+        groups[key] = _by_promise(members, problem, tokens)
+    return tuple(_weighted_rounds(groups, limit))
+
+
+def _group(config: MoEKernelConfig) -> Group:
+    return config.structure, config.block_m
+
+
+def _share(group: Group) -> float:
+    structure, block_m = group
+    if structure is Structure.TMA_PERMUTE and block_m < PERMUTE_MIN_BLOCK_M:
+        return 0.1
+    return STRUCTURE_SHARE[structure] * BLOCK_M_SHARE[block_m]
+
+
+def _by_promise(
+    configs: Sequence[MoEKernelConfig], problem: Problem, tokens: Sequence[int]
+) -> Iterator[MoEKernelConfig]:
+    """Yield configs best first; a tile's second prefetch distance waits until every promising tile had its first."""
+    promise = promises(configs, problem, tokens)
+    cells: dict[Cell, list[MoEKernelConfig]] = {}
+    for config in sorted(configs, key=lambda config: promise[config]):
+        cells.setdefault((config.block_n, config.block_k, config.num_warps), []).append(config)
+    ranked = [
+        (promise[config] * (1.0 + 0.25 * place), order, config)
+        for order, members in enumerate(cells.values())
+        for place, config in enumerate(members)
+    ]
+    ranked.sort(key=lambda item: item[:2])
+    yield from (config for _, _, config in ranked)
+
+
+def promises(
+    configs: Iterable[MoEKernelConfig], problem: Problem, tokens: Sequence[int]
+) -> dict[MoEKernelConfig, float]:
+    """Return each config's guessed time over the best guess at that token count, at the count that suits it most."""
+    pool = list(configs)
+    best: dict[MoEKernelConfig, float] = dict.fromkeys(pool, float("inf"))
+    for tokens_asked in _distinct_loads(problem, tokens):
+        sensible = set(sensible_block_ms(problem.shape, tokens_asked))
+        guesses = {config: predict(config, problem, tokens_asked) for config in pool if config.block_m in sensible}
+        fastest = min(guesses.values(), default=1.0)
+        for config, guess in guesses.items():
+            best[config] = min(best[config], guess / fastest)
+    return best
+
+
+def _distinct_loads(problem: Problem, tokens: Sequence[int]) -> list[int]:
+    """Return at most six of the token counts, spread over the rows per expert: neighbours would only repeat them."""
+    ordered = sorted(set(tokens), key=lambda count: ExpertLoad.of(problem.shape, count).rows)
+    if len(ordered) <= 6:
+        return ordered
+    return [ordered[round(place * (len(ordered) - 1) / 5)] for place in range(6)]
+
+
+def _weighted_rounds(groups: dict[Group, Iterator[MoEKernelConfig]], limit: int) -> Iterator[MoEKernelConfig]:
+    """Yield from the groups so that each has had its share at any moment; an empty group leaves the rest to others."""
+    given = dict.fromkeys(groups, 0)
+    for _ in count_from():
+        if not groups or sum(given.values()) >= limit:
+            return
+        group = min(groups, key=lambda key: (given[key] + 1) / _share(key))
+        config = next(groups[group], None)
+        if config is None:
+            del groups[group]
+            continue
+        given[group] += 1
+        yield config

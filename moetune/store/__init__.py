@@ -1,0 +1,33 @@
+"""What outlives a sweep: the trial store (SQLite) and recordings (compressed JSON lines). Loads no torch."""
+
+from moetune.store.database import STORE_VARIABLE, default_store_path
+from moetune.store.errors import RecordingError, StoreError
+from moetune.store.provenance import Provenance
+from moetune.store.recording import (
+    SHIPPED_DIRECTORY,
+    Recording,
+    load_recording,
+    save_recording,
+    shipped_recording,
+    shipped_shapes,
+)
+from moetune.store.store import Run, RunRow, Store, TrialRow, latest
+
+__all__ = [
+    "SHIPPED_DIRECTORY",
+    "STORE_VARIABLE",
+    "Provenance",
+    "Recording",
+    "RecordingError",
+    "Run",
+    "RunRow",
+    "Store",
+    "StoreError",
+    "TrialRow",
+    "default_store_path",
+    "latest",
+    "load_recording",
+    "save_recording",
+    "shipped_recording",
+    "shipped_shapes",
+]

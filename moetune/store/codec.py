@@ -1,0 +1,162 @@
+"""Trials as JSON values and back. What is read may be damaged or hostile: every field is checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import isfinite
+from typing import Any, cast
+
+from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
+from moetune_kernels.config import MoEKernelConfig
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MAX_TOKENS
+
+Choice = MoEKernelConfig | LayerPlan | int
+
+MAX_TEXT = 2000  # of a failure's reason; a compiler that prints its whole input must not fill the store
+FIGURES = ("flops_per_byte", "bandwidth_gbps", "issue_efficiency")
+COMPILED_COUNTS = ("registers", "spills", "smem_bytes", "block_size")
+COMPILED_OPTIONS = ("fixed_instructions", "loop_instructions")
+
+
+def choice_text(choice: Choice) -> str:
+    """Return the one spelling of a choice that rows are compared by."""
+    return dump(choice if isinstance(choice, int) else choice.to_json())
+
+
+def dump(value: Any) -> str:
+    """Return compact JSON with sorted keys; NaN and infinities are refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def load(text: str | bytes) -> Any:
+    """Parse JSON strictly: NaN, infinities and bad UTF-8 are ValueErrors, as is a nesting too deep to be ours."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """Return the trial as plain JSON values."""
+    choice = trial.choice
+    return {
+        "subject": trial.subject.value,
+        "tokens": trial.tokens,
+        "choice": choice if isinstance(choice, int) else choice.to_json(),
+        "stage": trial.stage.value,
+        "outcome": outcome_to_json(trial.outcome),
+        "compiled": None if trial.compiled is None else asdict(trial.compiled),
+        "verified": trial.verified,
+    }
+
+
+def trial_from_json(value: Any) -> Trial:
+    """Parse what :func:`trial_to_json` wrote; raises ValueError naming what is wrong."""
+    fields = _object(value, "a trial", {"subject", "tokens", "choice", "stage", "outcome", "compiled", "verified"})
+    subject = Subject(fields["subject"])
+    if type(fields["verified"]) is not bool:
+        raise ValueError(f"verified must be true or false, got {fields['verified']!r}")
+    return Trial(
+        subject=subject,
+        tokens=_whole(fields["tokens"], "tokens", MAX_TOKENS),
+        choice=choice_from_json(subject, fields["choice"]),
+        stage=Stage(fields["stage"]),
+        outcome=outcome_from_json(fields["outcome"]),
+        compiled=None if fields["compiled"] is None else compiled_from_json(fields["compiled"]),
+        verified=fields["verified"],
+    )
+
+
+def choice_from_json(subject: Subject, value: Any) -> Choice:
+    """Parse a choice: a plan for the layer, a block_m for routing and combine, a config for the two GEMMs."""
+    if subject is Subject.LAYER:
+        return LayerPlan.from_json(value)
+    if subject in (Subject.ROUTING, Subject.COMBINE):
+        return _whole(value, "block_m", 1 << 10)
+    return MoEKernelConfig.from_json(value)
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """Return a measurement with its figures, or a failure's kind and reason."""
+    if isinstance(outcome, Failed):
+        return {"kind": outcome.kind.value, "reason": outcome.reason[:MAX_TEXT]}
+    return {
+        "median_us": round(outcome.median_us, 4),
+        "spread_us": round(outcome.spread_us, 4),
+        "samples": outcome.samples,
+        "source": outcome.source.value,
+        **{name: _figure_to_json(getattr(outcome, name)) for name in FIGURES},
+    }
+
+
+def outcome_from_json(value: Any) -> Outcome:
+    """Parse what :func:`outcome_to_json` wrote; raises ValueError naming what is wrong."""
+    if isinstance(value, dict) and "kind" in value:
+        failed = _object(cast("Any", value), "a failure", {"kind", "reason"})
+        return Failed(FailureKind(failed["kind"]), str(failed["reason"])[:MAX_TEXT])
+    fields = _object(value, "a measurement", {"median_us", "spread_us", "samples", "source", *FIGURES})
+    median_us, spread_us = _number(fields["median_us"], "median_us"), _number(fields["spread_us"], "spread_us")
+    if median_us <= 0 or spread_us < 0:
+        raise ValueError(f"a time must be positive, got {median_us} with a spread of {spread_us}")
+    return Measured(
+        median_us=median_us,
+        spread_us=spread_us,
+        samples=_whole(fields["samples"], "samples", 1 << 30),
+        source=Source(fields["source"]),
+        **{name: _figure_from_json(fields[name]) for name in FIGURES},
+    )
+
+
+def compiled_from_json(value: Any) -> Compiled:
+    """Parse a compiler's report; raises ValueError naming what is wrong."""
+    fields = _object(value, "a compiler report", {*COMPILED_COUNTS, *COMPILED_OPTIONS, "tensor_instruction"})
+    counts: dict[str, Any] = {name: _whole(fields[name], name, 1 << 40) for name in COMPILED_COUNTS}
+    options: dict[str, Any] = {
+        name: None if fields[name] is None else _whole(fields[name], name, 1 << 40) for name in COMPILED_OPTIONS
+    }
+    instruction = fields["tensor_instruction"]
+    if instruction is not None and type(instruction) is not str:
+        raise ValueError(f"tensor_instruction must be a text or null, got {instruction!r}")
+    return Compiled(**counts, **options, tensor_instruction=instruction)
+
+
+def _figure_to_json(figure: Figure) -> dict[str, Any]:
+    value = figure.to_json()
+    return value if figure.value is None else value | {"value": float(f"{figure.value:.6g}")}
+
+
+def _figure_from_json(value: Any) -> Figure:
+    figure = Figure.from_json(value)
+    if figure.value is not None:
+        _number(figure.value, "a figure")
+    return figure
+
+
+def _object(value: Any, what: str, names: set[str]) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be an object, got {type(value).__name__}")  # noqa: TRY004  one kind of error
+    fields = cast("dict[str, Any]", value)
+    if set(fields) != names:
+        raise ValueError(
+            f"{what} has unknown fields {sorted(set(fields) - names)} and lacks {sorted(names - set(fields))}"
+        )
+    return fields
+
+
+def _whole(value: Any, name: str, limit: int) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{name} must be a whole number from 0 to {limit}, got {value!r}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON number")

@@ -1,0 +1,140 @@
+"""The trial store's SQLite file: opening it safely, its schema, and its errors as sentences."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moetune.store.errors import StoreError
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 60.0  # another sweep's commit takes milliseconds; a stopped one holds no lock
+STORE_VARIABLE = "MOETUNE_STORE"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    id TEXT PRIMARY KEY,
+    provenance TEXT NOT NULL,       -- what may be reused: equal text, equal meaning
+    backend TEXT NOT NULL,
+    shape_key TEXT NOT NULL,
+    shape TEXT NOT NULL,            -- JSON
+    device TEXT NOT NULL,           -- JSON
+    kernels_sha256 TEXT NOT NULL,
+    triton TEXT NOT NULL,
+    torch TEXT NOT NULL,
+    driver TEXT NOT NULL,
+    ceilings TEXT,                  -- JSON, once measured
+    command TEXT NOT NULL,
+    started_at TEXT NOT NULL        -- ISO 8601, UTC
+);
+CREATE INDEX IF NOT EXISTS runs_by_provenance ON runs (provenance);
+CREATE TABLE IF NOT EXISTS trials (
+    id INTEGER PRIMARY KEY,         -- the order in which trials ended
+    run TEXT NOT NULL REFERENCES runs (id),
+    tokens INTEGER NOT NULL,        -- 0: ended at compile, for every token count
+    subject TEXT NOT NULL,
+    choice TEXT NOT NULL,           -- JSON of a config or plan, or a block_m
+    stage TEXT NOT NULL,
+    outcome TEXT NOT NULL,          -- JSON
+    compiled TEXT,                  -- JSON
+    verified INTEGER NOT NULL,
+    ended_at TEXT NOT NULL          -- ISO 8601, UTC
+);
+CREATE INDEX IF NOT EXISTS trials_by_run ON trials (run, tokens);
+CREATE TABLE IF NOT EXISTS bounds (
+    run TEXT NOT NULL REFERENCES runs (id),
+    tokens INTEGER NOT NULL,
+    bound_us REAL NOT NULL,
+    PRIMARY KEY (run, tokens)
+);
+"""
+
+
+def default_store_path() -> Path:
+    """Return ``MOETUNE_STORE``, else ``moetune/trials.sqlite`` in the user's XDG state directory."""
+    named = os.environ.get(STORE_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    state = os.environ.get("XDG_STATE_HOME")
+    root = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return root / "moetune" / "trials.sqlite"
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the store at ``path``, making it if it is not there.
+
+    Raises:
+        StoreError: the file is damaged, is no trial store, was written by a newer moetune, or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the folder of the trial store {path}: {error}; name another with --store"
+        ) from None
+    with sentences(path):
+        # autocommit: every statement is its own transaction unless BEGIN says otherwise
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the trial store {path} was written by a newer moetune (schema {version}, this one knows {SCHEMA_VERSION}); "
+            "upgrade moetune, or name another store with --store"
+        )
+    if version == 0:
+        _create(connection, path)
+    _use_write_ahead_log(connection)
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables, in one transaction: a second process that starts now waits and finds them."""
+    connection.execute("BEGIN IMMEDIATE")
+    foreign = connection.execute("SELECT count(*) FROM sqlite_master WHERE name NOT IN ('runs', 'trials')").fetchone()[
+        0
+    ]
+    fresh = connection.execute("PRAGMA user_version").fetchone()[0] == 0
+    if foreign and fresh:
+        connection.execute("ROLLBACK")
+        raise StoreError(f"{path} is a database of something else; name another store with --store")
+    for statement in _SCHEMA.split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Prefer the write-ahead log; some network file systems refuse it, and the rollback journal is as safe."""
+    try:
+        connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        connection.execute("SELECT count(*) FROM runs").fetchone()
+    except sqlite3.OperationalError:
+        connection.execute("PRAGMA journal_mode=DELETE").fetchone()
+
+
+@contextmanager
+def sentences(path: Path) -> Generator[None]:
+    """Turn SQLite's errors into one sentence with the fix."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StoreError(
+            f"cannot use the trial store {path}: {error}; free the disk or fix its permissions, or name another with --store"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(
+            f"the trial store {path} is damaged ({error}); move it away (its trials are lost, tables are not), "
+            "or name another with --store"
+        ) from error

@@ -1,0 +1,240 @@
+"""The trial store: every trial as one committed row the moment it ends."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from moetune.outcome import Stage, Subject, Trial
+from moetune.store.codec import Choice, choice_text, dump, load, trial_from_json, trial_to_json
+from moetune.store.database import connect, sentences
+from moetune.store.errors import StoreError
+from moetune.store.provenance import Provenance
+from moetune_kernels.device import DeviceInfo
+from moetune_kernels.errors import MoetuneError
+from moetune_kernels.shape import MoEShape
+
+TrialKey = tuple[Subject, int, Choice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """One stored trial with the run that it belongs to, for reports and recordings."""
+
+    run: str
+    backend: str
+    shape: MoEShape
+    device: DeviceInfo
+    kernels_sha256: str
+    triton: str
+    torch: str
+    driver: str
+    trial: Trial
+    ended_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One sweep's run: what its trials depend on, and what it found of the device."""
+
+    run: str
+    backend: str
+    shape: MoEShape
+    device: DeviceInfo
+    ceilings: Mapping[str, float] | None
+    command: str
+    started_at: str
+
+
+class Store:
+    """SQLite trials at one path. Two sweeps may share a file: each statement waits for the other's commit.
+
+    Args:
+        path: the file; made with its folder if it is not there.
+
+    Raises:
+        StoreError: the file cannot be used; the message says how to go on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = connect(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; every row was committed as it was written."""
+        self._connection.close()
+
+    def begin(self, provenance: Provenance, command: str) -> Run:
+        """Start a run whose trials are written under a new id."""
+        run = uuid.uuid4().hex
+        self._execute(
+            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?)",
+            run,
+            provenance.key,
+            provenance.backend,
+            provenance.shape.key,
+            dump(provenance.shape.to_json()),
+            dump(provenance.device.to_json()),
+            provenance.kernels_sha256,
+            provenance.triton,
+            provenance.torch,
+            provenance.driver,
+            command,
+            _now(),
+        )
+        return Run(run, self._execute)
+
+    def known(self, provenance: Provenance) -> dict[TrialKey, Trial]:
+        """Return the latest screening of every choice by runs of equal provenance: what need not be tried again."""
+        found: dict[TrialKey, Trial] = {}
+        for trial in self._screened(provenance):
+            found[trial.subject, trial.tokens, trial.choice] = trial
+        return found
+
+    def rows(self, shape: MoEShape, device: DeviceInfo | None = None, backend: str = "cuda") -> list[TrialRow]:
+        """Return all trials of a shape, on one device or on any, in the order in which they ended."""
+        query = (
+            "SELECT trials.*, runs.backend, runs.shape, runs.device, runs.kernels_sha256, runs.triton, runs.torch, "
+            "runs.driver FROM trials JOIN runs ON runs.id = trials.run "
+            "WHERE runs.shape_key = ? AND runs.backend = ? AND (? IS NULL OR runs.device = ?) ORDER BY trials.id"
+        )
+        named = None if device is None else dump(device.to_json())
+        with sentences(self.path):
+            return [self._trial_row(row) for row in self._query(query, shape.key, backend, named, named)]
+
+    def runs(self) -> list[RunRow]:
+        """Return every run, the oldest first: which shapes and devices the store knows."""
+        with sentences(self.path):
+            return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY started_at, rowid")]
+
+    def bounds(self, shape: MoEShape, device: DeviceInfo, backend: str = "cuda") -> dict[int, float]:
+        """Return the latest physical bound in microseconds per token count."""
+        query = (
+            "SELECT bounds.tokens, bounds.bound_us FROM bounds JOIN runs ON runs.id = bounds.run "
+            "WHERE runs.shape_key = ? AND runs.device = ? AND runs.backend = ? ORDER BY runs.started_at, runs.rowid"
+        )
+        with sentences(self.path):
+            found = self._query(query, shape.key, dump(device.to_json()), backend)
+            return {row["tokens"]: row["bound_us"] for row in found}
+
+    def trials(self, provenance: Provenance) -> list[Trial]:
+        """Return the latest trial of every subject, token count, choice and stage by runs of equal provenance."""
+        query = (
+            "SELECT trials.* FROM trials JOIN runs ON runs.id = trials.run WHERE runs.provenance = ? ORDER BY trials.id"
+        )
+        found: dict[tuple[TrialKey, Stage], Trial] = {}
+        with sentences(self.path):
+            for row in self._query(query, provenance.key):
+                trial = self._trial(row)
+                found[(trial.subject, trial.tokens, trial.choice), trial.stage] = trial
+        return list(found.values())
+
+    def _screened(self, provenance: Provenance) -> Iterator[Trial]:
+        query = (
+            "SELECT trials.* FROM trials JOIN runs ON runs.id = trials.run "
+            "WHERE runs.provenance = ? AND trials.stage = ? ORDER BY trials.id"
+        )
+        with sentences(self.path):
+            for row in self._query(query, provenance.key, Stage.SCREEN.value):
+                yield self._trial(row)
+
+    def _query(self, query: str, *values: object) -> sqlite3.Cursor:
+        cursor = self._connection.execute(query, values)
+        cursor.row_factory = sqlite3.Row
+        return cursor
+
+    def _execute(self, statement: str, *values: object) -> None:
+        with sentences(self.path):
+            self._connection.execute(statement, values)
+
+    def _trial(self, row: sqlite3.Row) -> Trial:
+        value: dict[str, Any] = {name: row[name] for name in ("subject", "tokens", "stage")}
+        try:
+            value |= {"choice": load(row["choice"]), "outcome": load(row["outcome"])}
+            value["compiled"] = None if row["compiled"] is None else load(row["compiled"])
+            return trial_from_json(value | {"verified": bool(row["verified"])})
+        except (ValueError, TypeError, MoetuneError) as error:
+            raise self._damaged(f"trial {row['id']}: {error}") from error
+
+    def _trial_row(self, row: sqlite3.Row) -> TrialRow:
+        shape, device = self._subjects(row)
+        texts = {
+            name: row[name] for name in ("run", "backend", "kernels_sha256", "triton", "torch", "driver", "ended_at")
+        }
+        return TrialRow(shape=shape, device=device, trial=self._trial(row), **texts)
+
+    def _run_row(self, row: sqlite3.Row) -> RunRow:
+        shape, device = self._subjects(row)
+        ceilings = None if row["ceilings"] is None else load(row["ceilings"])
+        texts = {name: row[name] for name in ("backend", "command", "started_at")}
+        return RunRow(run=row["id"], shape=shape, device=device, ceilings=ceilings, **texts)
+
+    def _subjects(self, row: sqlite3.Row) -> tuple[MoEShape, DeviceInfo]:
+        try:
+            return MoEShape.from_json(load(row["shape"])), DeviceInfo.from_json(load(row["device"]))
+        except (ValueError, TypeError, MoetuneError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(
+            f"the trial store {self.path} holds a row that cannot be read ({what}); move the file away, "
+            "or name another with --store"
+        )
+
+
+class Run:
+    """The writing end of one sweep."""
+
+    def __init__(self, run: str, execute: Callable[..., None]) -> None:
+        self.id = run
+        self._execute = execute
+
+    def record(self, trial: Trial) -> None:
+        """Commit one trial."""
+        value = trial_to_json(trial)
+        self._execute(
+            "INSERT INTO trials (run, tokens, subject, choice, stage, outcome, compiled, verified, ended_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            self.id,
+            trial.tokens,
+            value["subject"],
+            choice_text(trial.choice),
+            value["stage"],
+            dump(value["outcome"]),
+            None if trial.compiled is None else dump(value["compiled"]),
+            int(trial.verified),
+            _now(),
+        )
+
+    def record_bound(self, tokens: int, bound_us: float) -> None:
+        """Commit the physical bound of one token count."""
+        self._execute("INSERT OR REPLACE INTO bounds VALUES (?, ?, ?)", self.id, tokens, bound_us)
+
+    def record_ceilings(self, bytes_per_s: float, flops: float) -> None:
+        """Commit what the device reached in this run."""
+        ceilings = dump({"bytes_per_s": bytes_per_s, "flops": flops})
+        self._execute("UPDATE runs SET ceilings = ? WHERE id = ?", ceilings, self.id)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def latest(rows: list[TrialRow]) -> list[TrialRow]:
+    """Return the last row of every (subject, tokens, choice, stage): what counts after a race's heats and reruns."""
+    found: dict[tuple[TrialKey, Stage], TrialRow] = {}
+    for row in rows:
+        trial = row.trial
+        found[(trial.subject, trial.tokens, trial.choice), trial.stage] = row
+    return list(found.values())

@@ -1,0 +1,345 @@
+"""The composition root of ``moetune sweep``: picks the backend, wires store, search and table writer together."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from moetune.engine.backend import Backend, Ceilings
+from moetune.engine.bench import Key
+from moetune.engine.budget import Budget
+from moetune.engine.events import Emit, SweepStarted
+from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
+from moetune.engine.session import Job, Ports, Session, SessionResult
+from moetune.errors import MissingError, UsageError
+from moetune.measure.replay import ReplayBackend
+from moetune.outcome import Trial
+from moetune.store import (
+    Provenance,
+    Recording,
+    Store,
+    default_store_path,
+    load_recording,
+    save_recording,
+    shipped_recording,
+    shipped_shapes,
+)
+from moetune.strategies import STRATEGIES
+from moetune.tables.writer import write_table
+from moetune_kernels import __version__
+from moetune_kernels.config import Structure
+from moetune_kernels.heuristic import heuristic_plan
+from moetune_kernels.kernel_hash import source_sha256
+from moetune_kernels.paths import search_dirs, user_tables_dir
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MAX_TOKENS, MoEShape
+from moetune_kernels.table import Entry, TunedTable
+
+REPLAY_DIRECTORY = Path("moetune-replay")
+CLOSING_SHARE = 0.03  # of the budget: process start before, and end after, what the budget counts
+RECORDING_SUFFIXES = (".xz", ".gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """What ``moetune sweep`` was asked for.
+
+    Args:
+        shape: the layer.
+        tokens: token counts to tune.
+        budget_s: wall seconds; None for no limit.
+        device_index: CUDA device, relative to CUDA_VISIBLE_DEVICES.
+        out_dir: where the table goes; None for the user's tables, or ``./moetune-replay`` without a GPU.
+        store_path: the trial store; None for the default one.
+        fresh: ignore the trials of earlier sweeps.
+        model: the model's name, for people.
+        seed: of inputs and of strategies that draw.
+        command: the command line, for the table.
+        record: file for a recording of all trials (``.jsonl.xz``).
+        strategy: which search races the candidates.
+    """
+
+    shape: MoEShape
+    tokens: tuple[int, ...]
+    budget_s: float | None = None
+    device_index: int = 0
+    out_dir: Path | None = None
+    store_path: Path | None = None
+    fresh: bool = False
+    model: str | None = None
+    seed: int = 0
+    command: str = "moetune sweep"
+    record: Path | None = None
+    strategy: str = "staged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """What a sweep left. ``failures`` and ``removed`` count trials that failed and configs that cannot run, by reason."""
+
+    table_path: Path
+    table: TunedTable
+    store_path: Path
+    trials: int
+    failures: Counter[str]
+    removed: Counter[str]
+    backend: str
+    stopped_early: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    """A backend with what its times depend on and where its results go by default."""
+
+    backend: Backend
+    provenance: Provenance
+    measured_at: str
+    out_dir: Path
+    store_path: Path
+
+
+def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult:
+    """Tune a layer on the GPU, or replay its recording where there is none, and write the table.
+
+    Raises:
+        UsageError: the request makes no sense.
+        MissingError: no GPU, and no recording of this shape.
+        RunError: nothing could be tuned, or store, recording or table failed.
+        UnsupportedDeviceError: there is no such CUDA device.
+    """
+    budget = Budget(None if request.budget_s is None else (1.0 - CLOSING_SHARE) * request.budget_s)
+    request = _checked(request)
+    bed = _gpu_bed(request) if _gpu_is_there() else _replay_bed(request)
+    with closing(bed.backend):
+        return run_on(bed, request, budget, on_event)
+
+
+def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
+    """Run the sweep of ``request`` on a backend that is ready."""
+    table = _empty_table(bed, request)
+    with Store(bed.store_path) as store:
+        known = _known(store, bed, request)
+        run = store.begin(bed.provenance, request.command)
+        on_event(
+            SweepStarted(
+                bed.backend.name, bed.backend.device, request.shape, request.tokens, bed.store_path, len(known)
+            )
+        )
+
+        def write(entries: Mapping[int, Entry], ceilings: Ceilings) -> Path:
+            return write_table(_filled(table, bed, entries, ceilings), bed.out_dir)
+
+        ports = Ports(
+            journal=run,
+            known=known,
+            strategy=STRATEGIES[request.strategy],
+            default_plan=lambda tokens: heuristic_plan(bed.backend.shape, tokens, bed.backend.device),
+            write_table=write,
+            emit=on_event,
+        )
+        result = Session(bed.backend, _job(request, budget), ports).run()
+        filled = _filled(table, bed, result.entries, bed.backend.ceilings())
+        if request.record is not None:
+            _record(store, bed, request, filled)
+    return _result(bed, result, filled)
+
+
+def _checked(request: SweepRequest) -> SweepRequest:
+    tokens = tuple(sorted(set(request.tokens)))
+    if not tokens or any(type(count) is not int or not 1 <= count <= MAX_TOKENS for count in tokens):
+        raise UsageError(f"token counts must be whole numbers from 1 to {MAX_TOKENS}, got {request.tokens}")
+    if request.strategy not in STRATEGIES:
+        raise UsageError(f"strategy must be one of {', '.join(STRATEGIES)}, got {request.strategy!r}")
+    if request.record is not None and request.record.suffix not in RECORDING_SUFFIXES:
+        raise UsageError(f"a recording's name ends in .jsonl.xz or .jsonl.gz, got {request.record.name}")
+    return replace(request, tokens=tokens)
+
+
+def _job(request: SweepRequest, budget: Budget) -> Job:
+    workers = max(len(os.sched_getaffinity(0)) - 1, 1)
+    kernels = affordable_kernels(request.budget_s, workers)
+    polish = int(POLISH_SHARE * kernels)
+    return Job(tokens=request.tokens, budget=budget, kernels=kernels - polish, polish=polish, seed=request.seed)
+
+
+def _known(store: Store, bed: Bed, request: SweepRequest) -> dict[Key, Trial]:
+    """Return screenings of earlier sweeps with equal provenance; a replay takes none, its recording has them all."""
+    if request.fresh or bed.backend.name != "cuda":
+        return {}
+    return store.known(bed.provenance)
+
+
+# The two backends
+
+
+def _gpu_is_there() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def _gpu_bed(request: SweepRequest) -> Bed:
+    from moetune.measure.cuda import CudaBackend
+
+    heuristic_plan(request.shape, 1, _device(request))  # refuses what no kernel runs before the weights are made
+    backend = CudaBackend(request.shape, request.device_index, seed=request.seed)
+    provenance = Provenance(
+        backend=backend.name,
+        shape=request.shape,
+        device=backend.device,
+        kernels_sha256=source_sha256(_all_structures(heuristic_plan(request.shape, 1, backend.device))),
+        triton=_version("triton"),
+        torch=_version("torch"),
+        driver=_driver(),
+    )
+    return Bed(
+        backend=backend,
+        provenance=provenance,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        out_dir=request.out_dir or user_tables_dir(),
+        store_path=request.store_path or default_store_path(),
+    )
+
+
+def _device(request: SweepRequest):  # noqa: ANN202
+    from moetune_kernels.device import device_info
+
+    return device_info(request.device_index)
+
+
+def _replay_bed(request: SweepRequest) -> Bed:
+    found = shipped_recording(request.shape)
+    if found is None:
+        known = ", ".join(shipped_shapes()) or "none"
+        raise MissingError(
+            f"no CUDA GPU here, and no recorded trials of {request.shape.key} to replay (shipped: {known}); run on a GPU "
+            "machine, sweep one of those shapes, or compile for a named GPU with `moetune sweep --target sm_90`"
+        )
+    out_dir = request.out_dir or REPLAY_DIRECTORY
+    _refuse_real_tables(out_dir)
+    return replay_bed(load_recording(found), replace(request, out_dir=out_dir))
+
+
+def replay_bed(recording: Recording, request: SweepRequest) -> Bed:
+    """Return the bed that replays ``recording``.
+
+    Raises:
+        MissingError: the recording is of another shape, or has none of the token counts asked.
+    """
+    backend = ReplayBackend(recording)
+    if backend.shape != request.shape:
+        raise MissingError(f"the recording is of {backend.shape.key}, asked was {request.shape.key}; sweep that shape")
+    if not set(request.tokens) & set(backend.token_counts):
+        known = ",".join(map(str, backend.token_counts))
+        raise MissingError(
+            f"none of these token counts was recorded; without a GPU use --tokens {known} or some of them"
+        )
+    out_dir = request.out_dir or REPLAY_DIRECTORY
+    return Bed(
+        backend=backend,
+        provenance=replace(recording.provenance, backend=backend.name),
+        measured_at=recording.measured_at,
+        out_dir=out_dir,
+        store_path=request.store_path or out_dir / "trials.sqlite",
+    )
+
+
+def _refuse_real_tables(out_dir: Path) -> None:
+    real = [folder.resolve() for folder in search_dirs()]
+    if any(out_dir.resolve().is_relative_to(folder) for folder in real):
+        raise UsageError(
+            f"replayed tables do not go where the runtime looks for real ones ({out_dir}); name another --out"
+        )
+
+
+def _all_structures(plan: LayerPlan) -> list[LayerPlan]:
+    """Return plans that together use every structure: stored trials go stale when any kernel file changes."""
+    down = [replace(plan.down, structure=structure) for structure in (Structure.GATHER, Structure.TMA)]
+    gate_up = [replace(plan.gate_up, structure=structure) for structure in Structure]
+    return [replace(plan, gate_up=first, down=second) for first in gate_up for second in down]
+
+
+# The table and the recording
+
+
+def _empty_table(bed: Bed, request: SweepRequest) -> TunedTable:
+    return TunedTable(
+        backend=bed.backend.name,
+        device=bed.backend.device,
+        shape=request.shape,
+        ceilings={"bytes_per_s": 1.0, "flops": 1.0},
+        kernels={"version": __version__, "source_sha256": bed.provenance.kernels_sha256},
+        triton=bed.provenance.triton,
+        torch=bed.provenance.torch,
+        driver=bed.provenance.driver,
+        measured_at=bed.measured_at,
+        command=request.command,
+        entries={},
+    )
+
+
+def _filled(table: TunedTable, bed: Bed, entries: Mapping[int, Entry], ceilings: Ceilings) -> TunedTable:
+    plans = [entry.plan for entry in entries.values()]
+    kernels = dict(table.kernels)
+    if plans and source_sha256(_all_structures(plans[0])) == bed.provenance.kernels_sha256:
+        kernels["source_sha256"] = source_sha256(plans)  # else the kernels changed since the recording: keep its hash
+    return replace(
+        table,
+        entries=entries,
+        kernels=kernels,
+        ceilings={"bytes_per_s": ceilings.bytes_per_s, "flops": ceilings.flops},
+    )
+
+
+def _record(store: Store, bed: Bed, request: SweepRequest, table: TunedTable) -> None:
+    assert request.record is not None
+    recording = Recording(
+        provenance=bed.provenance,
+        ceilings=table.ceilings,
+        bounds=store.bounds(request.shape, bed.backend.device, bed.backend.name),
+        measured_at=bed.measured_at,
+        command=request.command,
+        trials=tuple(store.trials(bed.provenance)),
+    )
+    save_recording(recording, request.record)
+
+
+def _result(bed: Bed, result: SessionResult, table: TunedTable) -> SweepResult:
+    return SweepResult(
+        table_path=result.table_path,
+        table=table,
+        store_path=bed.store_path,
+        trials=result.trials,
+        failures=Counter({kind.value: count for kind, count in result.failures.items()}),
+        removed=result.removed,
+        backend=bed.backend.name,
+        stopped_early=result.stopped_early,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _driver() -> str:
+    """Return the NVIDIA driver's version; NVML answers in containers that hide /proc."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        found = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return "unknown"
+    return found.decode() if isinstance(found, bytes) else str(found)
