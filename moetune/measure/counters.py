@@ -13,14 +13,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from moetune.measure.counter_names import MetricSet, chip_of, metrics, only_own_units
-from moetune.measure.ncu import Blocked, NcuRun, blocked, explain, run_under_ncu
+from moetune.measure.ncu import NcuRun, blocked, explain, run_under_ncu
 from moetune.measure.ncu_csv import LaunchRow, parse
+from moetune.measure.parts import Part
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.plan import LayerPlan
@@ -30,16 +30,6 @@ WORKER = "moetune.measure.counters_worker"
 PROFILE_SETS = (MetricSet.MAIN, MetricSet.TENSOR)
 SWEEP_SETS = (MetricSet.HEADLINE,)
 TIME_LIMIT_S = 240.0  # of one ncu run; a worker that starts cold compiles a handful of kernels
-
-
-class Part(Enum):
-    """Which piece of the layer a launch belongs to."""
-
-    ROUTING = "routing"  # route and permute: one to four launches
-    COPY = "copy"  # rows into expert order, before a tma_permute gate-up
-    GATE_UP = "gate_up"
-    DOWN = "down"
-    COMBINE = "combine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +54,16 @@ class CounterJob:
             "plan": self.plan.to_json(),
             "resident_experts": self.resident_experts,
         }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> CounterJob:
+        """Parse what :meth:`to_json` wrote."""
+        return cls(
+            shape=replace(MoEShape.from_json(value["shape"]), experts=value["experts"]),
+            tokens=value["tokens"],
+            plan=LayerPlan.from_json(value["plan"]),
+            resident_experts=value["resident_experts"],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +132,12 @@ CountersByJob = dict[CounterJob, list[KernelCounters] | Failed]
 
 
 def counters_unavailable() -> str | None:
-    """Say in one sentence why hardware counters cannot be read here, or None when nothing known forbids it."""
+    """Say in one sentence why hardware counters cannot be read here, or None when nothing known forbids it.
+
+    :func:`moetune.measure.ncu.blocked` also gives the lines that would change it.
+    """
     found = blocked()
     return None if found is None else found.reason
-
-
-def counters_blocked() -> Blocked | None:
-    """Return the reason of :func:`counters_unavailable` with the lines that would change it."""
-    return blocked()
 
 
 def read_counters(

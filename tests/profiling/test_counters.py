@@ -8,14 +8,16 @@ import stat
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moetune.measure import counters, ncu
 from moetune.measure.counter_names import MetricSet
-from moetune.measure.counters import CounterJob, KernelCounters, Part, assign, read_counters, set_metrics
+from moetune.measure.counters import CounterJob, KernelCounters, assign, read_counters, set_metrics
 from moetune.measure.ncu import NcuRun, explain
+from moetune.measure.parts import Part
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS
@@ -240,8 +242,11 @@ def test_a_machine_without_a_gpu_is_told_so_before_it_is_told_to_install_ncu(mon
     assert "no NVIDIA GPU" in counters.counters_unavailable()
 
 
-def test_a_job_survives_json():
-    assert json.loads(json.dumps(JOBS[0].to_json()))["tokens"] == 1
+def test_a_job_survives_json_with_the_models_expert_count():
+    job = CounterJob(shape=replace(SHAPE, experts=64), tokens=3, plan=PLAN, resident_experts=2)
+    again = CounterJob.from_json(json.loads(json.dumps(job.to_json())))
+    assert again == job
+    assert again.shape.experts == 64  # not part of equality
 
 
 def test_what_was_not_counted_is_none_not_zero():

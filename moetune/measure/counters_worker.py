@@ -1,0 +1,97 @@
+"""The process that runs under ncu: launch every kernel of every job once between cudaProfilerStart and -Stop.
+
+Started as ``python -m moetune.measure.counters_worker JOBS LAUNCHES`` by :mod:`moetune.measure.counters`. Everything is
+launched once before, so that nothing compiles or loads inside a profiled range. Each profiled launch adds one JSON line
+to LAUNCHES, in the order of ncu's rows; a job ends with ``done`` or ``failed``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from moetune.measure.counters import CounterJob
+from moetune.measure.faults import failure, is_sticky
+from moetune.measure.inputs import ExpertWeights
+from moetune.measure.parts import layer_parts, resident_weights
+from moetune.measure.timer import finish
+from moetune_kernels.kernel_call import KernelCall
+
+
+class _WeightCache:
+    """Holds the weights of one shape: jobs of a shape come one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._key: Any = None
+        self._weights: ExpertWeights | None = None
+
+    def weights(self, job: CounterJob) -> ExpertWeights:
+        """Return the job's weights, made when the last job's do not fit it."""
+        key = (job.shape, job.resident_experts)
+        if self._weights is None or key != self._key:
+            self._weights = None
+            torch.cuda.empty_cache()
+            self._weights, self._key = resident_weights(job.shape, job.resident_experts, self._device), key
+        return self._weights
+
+
+def run(request: dict[str, Any], notes: IO[str]) -> None:
+    """Run all jobs of ``request``, noting each profiled launch.
+
+    Raises:
+        Exception: the device is lost; the jobs that follow stay without a note.
+    """
+    device = torch.device("cuda", request["device_index"])
+    torch.cuda.set_device(device)
+    cache = _WeightCache(device)
+    for index, value in enumerate(request["jobs"]):
+        try:
+            _run_job(index, CounterJob.from_json(value), cache, notes)
+        except Exception as error:
+            _note(notes, {"job": index, "failed": failure(error).reason})
+            if is_sticky(error):
+                raise
+        else:
+            _note(notes, {"job": index, "done": True})
+
+
+def _run_job(index: int, job: CounterJob, cache: _WeightCache, notes: IO[str]) -> None:
+    parts = layer_parts(job.shape, job.tokens, job.plan, cache.weights(job))
+    for _, call in parts.calls:
+        call.launch()
+    finish()
+    for part, call in parts.calls:
+        _profiled(call)
+        _note(notes, {"job": index, "part": part.value, "kernel": call.kernel.__name__})
+
+
+def _profiled(call: KernelCall) -> None:
+    runtime = torch.cuda.cudart()
+    torch.cuda.synchronize()
+    runtime.cudaProfilerStart()
+    try:
+        call.launch()
+        torch.cuda.synchronize()
+    finally:
+        runtime.cudaProfilerStop()
+
+
+def _note(notes: IO[str], value: dict[str, Any]) -> None:
+    notes.write(json.dumps(value) + "\n")
+    notes.flush()  # a worker that dies later leaves what it did
+
+
+def main() -> None:
+    """Read the jobs' file, run them, write the launches' file."""
+    jobs, launches = Path(sys.argv[1]), Path(sys.argv[2])
+    with launches.open("w", encoding="utf-8") as notes:
+        run(json.loads(jobs.read_text(encoding="utf-8")), notes)
+
+
+if __name__ == "__main__":
+    main()
