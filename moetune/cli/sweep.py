@@ -147,6 +147,6 @@ def closing_lines(result: SweepResult) -> list[str]:
         lines.append("The budget ended the search early; the same command continues from the store.")
     if result.backend != "cuda":
         lines.append(
-            f"No GPU was used: these are recorded trials of an {result.table.device.name} (backend {result.backend})."
+            f"No GPU was used: these are recorded trials of the {result.table.device.name} (backend {result.backend})."
         )
     return [*lines, f"table: {result.table_path}"]

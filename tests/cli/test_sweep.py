@@ -1,0 +1,195 @@
+"""``moetune sweep``: what it asks of the tuner, and a whole replay through the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from moetune.cli import main
+from moetune.errors import RunError
+from moetune_kernels.shape import WeightFormat
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Replace the tuner with one that notes the request and fails; return the list of requests."""
+    requests = []
+
+    def note(request, on_event):
+        requests.append(request)
+        raise RunError("noted")
+
+    monkeypatch.setattr("moetune.tuning.sweep", note)
+    return requests
+
+
+def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
+    options = ["sweep", "--model", "mixtral-8x7b", "--tp", "2", "--ep", "4", "--format", "fp16", "--tokens", "64,1"]
+    options += ["--budget", "240", "--device", "1", "--fresh", "--out", str(tmp_path / "tables")]
+    options += ["--store", str(tmp_path / "s.sqlite"), "--record", str(tmp_path / "r.jsonl.xz")]
+    monkeypatch.setattr(sys, "argv", ["moetune", *options])
+    assert main.run(options) == 1
+    (request,) = asked
+    assert request.shape.key == "e2_h4096_i7168_k2_fp16"
+    assert request.shape.format is WeightFormat.FP16
+    assert request.tokens == (1, 64)
+    assert (request.budget_s, request.device_index, request.fresh) == (240.0, 1, True)
+    assert request.out_dir == tmp_path / "tables"
+    assert request.store_path == tmp_path / "s.sqlite"
+    assert request.record == tmp_path / "r.jsonl.xz"
+    assert request.model == "mixtral-8x7b"
+    assert request.command.startswith("moetune sweep --model mixtral-8x7b --tp 2")
+
+
+def test_the_defaults_are_the_documented_ones(asked):
+    main.run(["sweep"])
+    (request,) = asked
+    assert request.shape.key == "e64_h4096_i14336_k2_bf16"
+    assert len(request.tokens) == 18
+    assert request.tokens[-1] == 16384
+    assert (request.budget_s, request.device_index, request.out_dir, request.store_path) == (None, 0, None, None)
+    assert not request.fresh
+
+
+def test_the_store_may_come_from_the_environment(asked, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOETUNE_STORE", str(tmp_path / "env.sqlite"))
+    main.run(["sweep"])
+    monkeypatch.setenv("MOETUNE_STORE", "")
+    main.run(["sweep"])
+    assert [request.store_path for request in asked] == [tmp_path / "env.sqlite", None]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--model", "mixtrl-8x7b"], "did you mean mixtral-8x7b"),
+        (["--model", "qwen3-30b-a3b", "--tp", "7"], "sizes that do"),
+        (["--model", "deepseek-v3"], "--format bf16"),
+        (["--format", "int4"], "--format bf16 or --format fp16"),
+        (["--config", "nowhere/config.json"], "No such file"),
+        (["--budget", "nan"], "--budget must be"),
+        (["--target", "sm_75"], "--target must be one of"),
+        (["--target", "sm_90", "--record", "r.jsonl.xz"], "leave --out and --record away"),
+        (["--store", "."], "is a folder; give a file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence_and_never_reaches_the_tuner(asked, capsys, options, said):
+    assert main.run(["sweep", *options]) == 2
+    printed = capsys.readouterr()
+    assert asked == []
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_notes_on_the_layer_are_progress_not_results(asked, capsys):
+    main.run(["sweep", "--model", "gpt-oss-20b", "--format", "bf16"])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "note: gpt-oss-20b: the real layer adds expert biases" in printed.err
+
+
+def test_a_replay_writes_a_table_and_says_that_no_gpu_was_used(recorded, capsys):
+    assert main.run(["sweep", *recorded, "--tokens", "1,16,256"]) == 0
+    printed = capsys.readouterr()
+    table = Path("moetune-replay/nvidia_h200/e8_h512_i256_k2_bf16.json")
+    lines = printed.out.splitlines()
+    assert lines[-1] == f"table: {table}"
+    assert "No GPU was used" in printed.out
+    assert max(len(line) for line in lines[:5]) <= 80
+    value = json.loads(table.read_text())
+    assert value["backend"] == "replay"
+    assert list(value["entries"]) == ["1", "16", "256"]
+    for entry in value["entries"].values():
+        assert entry["plan"]["gate_up"]["block_n"] == 64
+        assert entry["median_us"] <= entry["baseline_us"]
+    assert "replay: e8_h512_i256_k2_bf16 on NVIDIA H200" in printed.err
+
+
+def test_a_replay_gives_the_same_table_twice(recorded, capsys):
+    tables = []
+    for _ in range(2):
+        assert main.run(["sweep", *recorded, "--tokens", "1,16"]) == 0
+        tables.append(json.loads(Path(capsys.readouterr().out.splitlines()[-1].removeprefix("table: ")).read_text()))
+    assert tables[0]["entries"] == tables[1]["entries"]
+
+
+def test_a_shape_without_a_recording_exits_with_3_and_the_ways_forward(recorded, capsys):
+    assert main.run(["sweep", "--experts", "16"]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--target sm_90" in printed.err
+    assert not Path("moetune-replay").exists()
+
+
+def test_ctrl_c_in_a_sweep_exits_with_130(monkeypatch, capsys):
+    def interrupted(request, on_event):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moetune.tuning.sweep", interrupted)
+    assert main.run(["sweep"]) == 130
+    assert "same command continues" in capsys.readouterr().err
+
+
+def test_the_closing_lines_say_what_was_left_undone():
+    from moetune.cli.sweep import closing_lines
+
+    result = SimpleNamespace(
+        trials=120,
+        failures=Counter(wrong=1, slow=30),
+        store_path=Path("s.sqlite"),
+        stopped_early=True,
+        backend="cuda",
+        table_path=Path("t.json"),
+    )
+    assert closing_lines(result) == [  # pyright: ignore[reportArgumentType]
+        "120 trials, dropped: 30 slow, 1 wrong, kept in s.sqlite",
+        "The budget ended the search early; the same command continues from the store.",
+        "table: t.json",
+    ]
+
+
+def test_a_target_prints_what_the_compiler_says_of_each_candidate(monkeypatch, capsys):
+    from moetune.outcome import Compiled, Failed, FailureKind
+
+    def compile_all(shape, device, choices):
+        for number, choice in enumerate(choices):
+            if number % 2:
+                yield choice, Failed(FailureKind.RESOURCES, "needs too much")
+            else:
+                yield choice, Compiled(registers=123, spills=4, smem_bytes=98_304, block_size=128)
+
+    monkeypatch.setattr("moetune.measure.offline.compile_offline", compile_all)
+    assert main.run(["sweep", "--model", "qwen3-30b-a3b", "--target", "sm_90", "--tokens", "16"]) == 0
+    header, first, second, *rest = capsys.readouterr().out.splitlines()
+    assert header.split() == ["kernel", "structure", "tile", "warps", "depth", "registers", "spills", "smem", "B"]
+    assert first.split()[-3:] == ["123", "4", "98304"]
+    assert second.endswith("resources: needs too much")
+    assert len(rest) >= 20
+
+
+def test_a_target_for_which_nothing_compiles_is_a_failure(monkeypatch, capsys):
+    from moetune.outcome import Failed, FailureKind
+
+    monkeypatch.setattr(
+        "moetune.measure.offline.compile_offline",
+        lambda shape, device, choices: ((choice, Failed(FailureKind.COMPILE, "no ptxas")) for choice in choices),
+    )
+    assert main.run(["sweep", "--target", "sm_90", "--tokens", "16"]) == 1
+    assert "no kernel" in capsys.readouterr().err
+
+
+def test_a_spent_budget_stops_handing_out_kernels(capsys):
+    from moetune.cli.target import within
+
+    assert list(within(0.0, [])) == []
+    handed_out = list(within(-1.0, [1, 2, 3]))  # pyright: ignore[reportArgumentType]
+    assert handed_out == []
+    assert "3 kernels were not compiled" in capsys.readouterr().err
+    assert list(within(None, [1, 2])) == [1, 2]  # pyright: ignore[reportArgumentType]
