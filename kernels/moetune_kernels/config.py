@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from moetune_kernels.errors import UnsupportedConfigError
-from moetune_kernels.shape import MoEShape
+from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 
 if TYPE_CHECKING:
     from moetune_kernels.device import DeviceInfo
@@ -106,7 +106,8 @@ class MoEKernelConfig:
         compiler in ``tests/offline/test_smem_rule.py``.
         """
         tiles = 2 if role is Role.GATE_UP else 1
-        per_stage = (self.block_m + tiles * self.block_n) * self.block_k * 2
+        row_bytes = self.block_m * ACTIVATION_BYTES + tiles * self.block_n * shape.format.bytes_per_weight
+        per_stage = int(row_bytes * self.block_k)
         by_descriptor = self.structure is not Structure.GATHER
         asynchronous = sm >= 90 and sm != 120 and self.block_m >= 64 and self.num_warps >= 4
         stages = self.prefetch_distance if asynchronous else max(self.prefetch_distance - 1, 1)

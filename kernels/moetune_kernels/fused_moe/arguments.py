@@ -19,32 +19,32 @@ def check_activation(activation: str) -> None:
 
 def check_layer(x: torch.Tensor, weights: Weights) -> None:
     """Raise where x [T, H], w13 [E, 2I, H] and w2 [E, H, I] do not fit together or cannot run here."""
-    w13, w2 = weights.w13, weights.w2
     check_device(x, "x")
-    if x.ndim != 2 or w13.ndim != 3 or w2.ndim != 3:
-        raise ShapeError(
-            f"x must be [T, H], w13 [E, 2I, H], w2 [E, H, I]; got {tuple(x.shape)}, {tuple(w13.shape)}, {tuple(w2.shape)}"
-        )
-    experts, hidden, inter = w2.shape
-    if tuple(w13.shape) != (experts, 2 * inter, hidden):
-        raise ShapeError(
-            f"w13 must be [E, 2I, H] = {(experts, 2 * inter, hidden)} for w2 {tuple(w2.shape)}, got {tuple(w13.shape)}"
-        )
-    if x.shape[1] != hidden:
-        raise ShapeError(f"x has {x.shape[1]} columns, the weights take H={hidden}")
-    if x.dtype not in FORMATS or w13.dtype != x.dtype or w2.dtype != x.dtype:
-        raise ShapeError(f"x, w13 and w2 must all be bfloat16 or all float16, got {x.dtype}, {w13.dtype}, {w2.dtype}")
-    if not 1 <= experts <= MAX_EXPERTS:
-        raise ShapeError(f"weights must have 1 to {MAX_EXPERTS} experts, got {experts}")
-    if x.shape[0] > MAX_TOKENS:
-        raise ShapeError(f"x has {x.shape[0]} tokens, at most {MAX_TOKENS} run in one call; split the batch")
-    for name, tensor in (("w13", w13), ("w2", w2)):
+    _check_sizes(x, weights)
+    for name, tensor in (("w13", weights.w13), ("w2", weights.w2)):
+        if tensor.dtype != x.dtype or x.dtype not in FORMATS:
+            raise ShapeError(f"x and {name} must both be bfloat16 or both float16, got {x.dtype} and {tensor.dtype}")
         if not tensor.is_contiguous():
             raise ShapeError(
                 f"{name} must be contiguous, got strides {tensor.stride()}; call .contiguous() once at load"
             )
         if tensor.device != x.device:
             raise ShapeError(f"{name} is on {tensor.device}, x on {x.device}; move them to one device")
+
+
+def _check_sizes(x: torch.Tensor, weights: Weights) -> None:
+    shapes = tuple(x.shape), tuple(weights.w13.shape), tuple(weights.w2.shape)
+    if [len(shape) for shape in shapes] != [2, 3, 3]:
+        raise ShapeError("x must be [T, H], w13 [E, 2I, H], w2 [E, H, I]; got {}, {}, {}".format(*shapes))
+    experts, hidden, inter = shapes[2]
+    if shapes[1] != (experts, 2 * inter, hidden):
+        raise ShapeError(f"w13 must be [E, 2I, H] = {(experts, 2 * inter, hidden)} for w2 {shapes[2]}, got {shapes[1]}")
+    if shapes[0][1] != hidden:
+        raise ShapeError(f"x has {shapes[0][1]} columns, the weights take H={hidden}")
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise ShapeError(f"weights must have 1 to {MAX_EXPERTS} experts, got {experts}")
+    if shapes[0][0] > MAX_TOKENS:
+        raise ShapeError(f"x has {shapes[0][0]} tokens, at most {MAX_TOKENS} run in one call; split the batch")
 
 
 def check_routing(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:

@@ -58,16 +58,22 @@ def permute_one_launch_kernel(
     E: tl.constexpr, BINS: tl.constexpr, BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr, SCAN: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
-    """Every program counts all slots for itself, so that no program waits for another; grid [S / CHUNK]."""
+    """Every program counts all slots for itself, so that no program waits for another; grid [programs].
+
+    Program p places the slots of chunk p and writes its share of the block table; programs past the last chunk only
+    do the latter.
+    """
     first = tl.program_id(0) * CHUNK
-    counts = tl.zeros([BINS], dtype=tl.int32)
     before = tl.zeros([BINS], dtype=tl.int32)
+    rest = tl.zeros([BINS], dtype=tl.int32)
     for start in range(0, num_slots, SCAN):
         slot = start + tl.arange(0, SCAN)
         expert = load_experts(ids_ptr, slot, slot < num_slots, E)
-        counts += tl.histogram(expert, BINS, mask=slot < num_slots)
         if start < first:
-            before += tl.histogram(expert, BINS, mask=slot < first)
+            before += tl.histogram(expert, BINS, mask=(slot < num_slots) & (slot < first))
+        if start + SCAN > first:
+            rest += tl.histogram(expert, BINS, mask=(slot < num_slots) & (slot >= first))
+    counts = before + rest
     slot = first + tl.arange(0, CHUNK)
     expert = load_experts(ids_ptr, slot, slot < num_slots, E)
     write_slots(slots_ptr, expert, slot, slot < num_slots, tl.cumsum(counts, 0) - counts + before, CHUNK)

@@ -20,6 +20,7 @@ CHUNK = 128  # slots of one program; ranks inside a chunk compare all its pairs
 SCAN = 1024  # slots counted in one step
 TABLE = 16  # blocks written in one step
 SCAN_ROWS, SCAN_COLUMNS = 64, 32
+MAX_PROGRAMS = 132  # one wave on an H200: more programs for the block table would only recount the slots more often
 
 
 def permute(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> SlotOrder:
@@ -59,7 +60,8 @@ def permute_calls(topk_ids: torch.Tensor, num_experts: int, order: SlotOrder) ->
     chunks = -(-num_slots // CHUNK)
     if num_slots <= ONE_LAUNCH_SLOTS:
         args = (topk_ids, *outputs, *sizes, CHUNK, SCAN, TABLE)
-        return (KernelCall(permute_one_launch_kernel, (chunks,), args, {"num_warps": 4}),)
+        programs = max(chunks, min(-(-order.max_blocks // TABLE), MAX_PROGRAMS))
+        return (KernelCall(permute_one_launch_kernel, (programs,), args, {"num_warps": 4}),)
     counts = torch.empty((chunks, bins), dtype=torch.int32, device=topk_ids.device)
     totals = torch.empty(bins, dtype=torch.int32, device=topk_ids.device)
     columns = min(SCAN_COLUMNS, bins)

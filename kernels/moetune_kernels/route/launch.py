@@ -11,7 +11,8 @@ from moetune_kernels.route.kernel import route_kernel, route_order_kernel
 from moetune_kernels.shape import MAX_EXPERTS, MAX_TOP_K
 
 ORDER_SLOTS = 64  # up to here one program compares all pairs of slots; at 256 pairs spill
-_TILE = 256  # logits of one program: 8 per thread of its single warp
+FEW_TOKENS = 256  # up to here a program is one warp, so that every token can have a scheduler of its own
+_TILE = 256  # logits of one warp: 8 per thread
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,9 +56,12 @@ def route_calls(
     if tokens == 0:
         return ()
     experts = _power_of_two(num_experts)
-    rows = max(1, _TILE // experts)
+    warps = 1 if tokens <= FEW_TOKENS else 4
+    rows = max(1, warps * _TILE // experts)
     args = (logits, weights, ids, tokens, num_experts, ids.shape[1], renormalize, rows, experts)
-    return (KernelCall(route_kernel, (-(-tokens // rows),), (*args, _power_of_two(ids.shape[1])), {"num_warps": 1}),)
+    return (
+        KernelCall(route_kernel, (-(-tokens // rows),), (*args, _power_of_two(ids.shape[1])), {"num_warps": warps}),
+    )
 
 
 def route_order_calls(
