@@ -234,7 +234,10 @@ def replay_bed(recording: Recording, request: SweepRequest) -> Bed:
     Raises:
         MissingError: the recording is of another shape, or has none of the token counts asked.
     """
-    backend = ReplayBackend(recording)
+    made_for = recording.provenance
+    backend = ReplayBackend(
+        made_for.shape, made_for.device, Ceilings(**recording.ceilings), recording.bounds, recording.trials
+    )
     if backend.shape != request.shape:
         raise MissingError(f"the recording is of {backend.shape.key}, asked was {request.shape.key}; sweep that shape")
     if not set(request.tokens) & set(backend.token_counts):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moetune.engine.backend import Ceilings, LayerFigures
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
-from moetune.store.recording import Recording
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
@@ -26,14 +25,25 @@ class ReplayBackend:
     answer as the last.
 
     Args:
-        recording: the trials of one shape on one device.
+        shape: the layer that was recorded.
+        device: the device that was recorded.
+        ceilings: what that device reached.
+        bounds: physical bound in microseconds per token count.
+        trials: the recorded trials; of two with the same subject, tokens, choice and stage the later one counts.
     """
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(
+        self,
+        shape: MoEShape,
+        device: DeviceInfo,
+        ceilings: Ceilings,
+        bounds: Mapping[int, float],
+        trials: Iterable[Trial],
+    ) -> None:
+        self._shape, self._device, self._ceilings, self._bounds = shape, device, ceilings, bounds
         self._trials: dict[tuple[Subject, int, Choice, Stage], Trial] = {}
         self._compiled: dict[tuple[Subject, Choice], Compiled] = {}
-        for trial in recording.trials:
+        for trial in trials:
             self._trials[trial.subject, trial.tokens, trial.choice, trial.stage] = trial
             if trial.compiled is not None:
                 self._compiled[trial.subject, trial.choice] = trial.compiled
@@ -47,22 +57,22 @@ class ReplayBackend:
     @property
     def device(self) -> DeviceInfo:
         """The device that was recorded."""
-        return self._recording.provenance.device
+        return self._device
 
     @property
     def shape(self) -> MoEShape:
         """The layer that was recorded."""
-        return self._recording.provenance.shape
+        return self._shape
 
     @property
     def token_counts(self) -> list[int]:
         """The token counts that have trials and a bound, ascending."""
         raced = {tokens for _, tokens, _, _ in self._trials if tokens != _EVERY_COUNT}
-        return sorted(raced & set(self._recording.bounds))
+        return sorted(raced & set(self._bounds))
 
     def ceilings(self) -> Ceilings:
         """Return what the device reached when it was recorded."""
-        return Ceilings(**self._recording.ceilings)
+        return self._ceilings
 
     def recorded(self, role: Role) -> Sequence[MoEKernelConfig]:
         """Return every recorded config of ``role``, in the order of their first trials."""
@@ -95,7 +105,7 @@ class ReplayBackend:
 
     def bound_us(self) -> float:
         """Return the recorded bound."""
-        return self._recording.bounds[self._open_tokens]
+        return self._bounds[self._open_tokens]
 
     def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
         """Return the recorded end of this kernel's race; ``samples`` is whatever was recorded."""
