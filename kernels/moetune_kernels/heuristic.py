@@ -175,6 +175,8 @@ def _descent(tile: _Tile, block_m: int, device: DeviceInfo, shape: MoEShape, rol
         if block_m == _LARGEST_BLOCK_M:  # without TMA the addresses take the registers of half the columns
             config = replace(config, block_n=max(_SMALLEST, config.block_n // 2))
     config = replace(config, structure=Structure.GATHER)
+    if inner % 8:  # rows off the 16-byte grid pass through registers: 64 deep spilled 32 of 255 on sm_80
+        config = replace(config, block_k=min(config.block_k, 32))
     yield config
     while (smaller := _smaller(config)) is not None:
         config = smaller
