@@ -84,7 +84,7 @@ def small_calls(tokens: int, block_m: int, shape: MoEShape) -> tuple[KernelCall,
 def routing_calls(
     logits: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, order: SlotOrder, num_experts: int
 ) -> tuple[KernelCall, ...]:
-    """Return the launches that take logits [T, E] to a slot order, as the layer chooses them."""
-    if ids.numel() <= ORDER_SLOTS:
+    """Return the launches that take logits [T, E_total] to a slot order, as the layer chooses them."""
+    if ids.numel() <= ORDER_SLOTS and logits.shape[1] == num_experts:
         return route_order_calls(logits, weights, ids, True, order)
     return (*route_calls(logits, weights, ids, True), *permute_calls(ids, num_experts, order))

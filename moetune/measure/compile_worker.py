@@ -70,9 +70,9 @@ def unframe(buffer: bytearray) -> list[Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the error in one short line: its type and the first line that says something.
+    r"""Return the error in one short line: its type and the first line that says something.
 
-    >>> one_line(ValueError("first\\nsecond"))
+    >>> one_line(ValueError("first\nsecond"))
     'ValueError: first'
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -168,7 +168,11 @@ class Server:
 
 def _death(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
-    return f"the compiler's process was killed by signal {-code}" if code < 0 else f"the compiler's process exited with {code}"
+    return (
+        f"the compiler's process was killed by signal {-code}"
+        if code < 0
+        else f"the compiler's process exited with {code}"
+    )
 
 
 def _compile_and_exit(job: bytes, answer: int) -> None:

@@ -11,7 +11,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
 
 from moetune.errors import RunError
 from moetune.measure.compile_worker import Setup, frame, unframe
@@ -118,7 +119,7 @@ class CompilePool:
         self, *, workers: int | None = None, limit_s: float = DEFAULT_LIMIT_S, preload: tuple[str, ...] = ()
     ) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="moetune-compile-")
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the pool
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moetune.measure.compile_worker"],
             stdin=subprocess.PIPE,
@@ -207,7 +208,7 @@ class CompilePool:
         self._log.close()
         self._scratch.cleanup()
 
-    def __enter__(self) -> CompilePool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -223,6 +224,6 @@ def default_workers() -> int:
 def _environment(scratch: str) -> dict[str, str]:
     """Return the worker's environment: the same imports and Triton settings, no GPU, temporary files to be swept."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
     return environment | hidden | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": scratch}

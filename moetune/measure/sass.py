@@ -131,7 +131,9 @@ def parse(text: str) -> tuple[list[Instruction], dict[str, int]]:
         found = _INSTRUCTION.match(line)
         if found:
             target = _TARGET.search(found[4]) if found[3].startswith(("BRA", *_UNCOUNTABLE)) else None
-            guarded = found[2] is not None or (found[3].startswith("BRA") and re.match(r"\s+!?U?P\d", found[4]) is not None)
+            guarded = found[2] is not None or (
+                found[3].startswith("BRA") and re.match(r"\s+!?U?P\d", found[4]) is not None
+            )
             code.append(Instruction(found[3], guarded, target[1] if target else None))
     return code, labels
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moetune.measure import sass
-from moetune.measure.compile_worker import one_line, unframe, frame
+from moetune.measure.compile_worker import frame, one_line, unframe
 
 
 def listing(*lines: str) -> str:
@@ -86,7 +86,10 @@ def test_code_without_a_single_counted_loop_has_no_counts(lines):
 
 def test_tensor_memory_instructions_have_no_size_in_their_name():
     (code, _) = sass.parse(listing("UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8]", "IMMA.16832.S8.S8 R1"))
-    assert [(instruction.tensor, instruction.macs) for instruction in code] == [("UTCHMMA", None), ("IMMA", 16 * 8 * 32)]
+    assert [(instruction.tensor, instruction.macs) for instruction in code] == [
+        ("UTCHMMA", None),
+        ("IMMA", 16 * 8 * 32),
+    ]
 
 
 def test_amd_registers_come_from_the_assembly_text():

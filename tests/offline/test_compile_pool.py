@@ -21,7 +21,9 @@ H200 = TARGETS["sm_90"]
 
 
 def job(build, *args, device=H200, **fields):
-    return KernelJob(build=build, args=args, device=device, smem_ceiling=fields.pop("ceiling", device.smem_limit), **fields)
+    return KernelJob(
+        build=build, args=args, device=device, smem_ceiling=fields.pop("ceiling", device.smem_limit), **fields
+    )
 
 
 def toy_job(block_m, block_n, block_k, num_warps=4, num_stages=3, **fields):
@@ -42,7 +44,9 @@ def outcomes(pool, jobs):
 
 
 def test_registers_shared_memory_and_the_matrix_instruction_are_read_for_an_absent_h200(pool):
-    got = outcomes(pool, {"small": toy_job(16, 64, 64, macs_per_step=16 * 64 * 64 / 4), "large": toy_job(128, 128, 64, 8)})
+    got = outcomes(
+        pool, {"small": toy_job(16, 64, 64, macs_per_step=16 * 64 * 64 / 4), "large": toy_job(128, 128, 64, 8)}
+    )
     assert got["large"].smem_bytes == 3 * (128 + 128) * 64 * 2  # wgmma holds all three stages
     assert got["large"].tensor_instruction == "HGMMA"
     assert got["large"].block_size == 256

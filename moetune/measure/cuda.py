@@ -1,0 +1,357 @@
+"""The live backend: compiles in other processes, times and verifies on the GPU of this one."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from moetune.engine.backend import Ceilings, LayerFigures
+from moetune.errors import MissingError, RunError
+from moetune.measure.calls import DTYPES, PRELOAD, gemm_job, small_jobs
+from moetune.measure.clocks import ClockReading, Clocks, slowest
+from moetune.measure.compiler import CompilePool, KernelJob
+from moetune.measure.faults import failure, is_sticky
+from moetune.measure.figures import IssueRate, counted, measured, warp_instructions
+from moetune.measure.inputs import (
+    ExpertWeights,
+    kernel_truth,
+    make_rows,
+    make_weights,
+    token_bytes,
+    weights_bytes,
+    why_no_room,
+)
+from moetune.measure.open_count import OpenCount
+from moetune.measure.timer import CapturedLayers, Launch, Timer, finish, summarize
+from moetune.models import roofline
+from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
+from moetune.outcome import Compiled, Failed, FailureKind, Figure, Outcome
+from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
+from moetune_kernels.device import DeviceInfo, device_info
+from moetune_kernels.kernel_call import launch_all
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape
+
+COPY_BYTES = 4 << 30  # far over any L2
+MATMUL_SIZE = 8192
+CEILING_SAMPLES = 12
+SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to time well
+CLOCK_READING_S = 0.5  # NVML takes milliseconds, a screening sample less than one
+COUNTERS_LIMIT_S = 120.0
+
+NOT_TIMED = Failed(FailureKind.LAUNCH, "not timed: another plan of the same round stopped the GPU")
+Value = TypeVar("Value")
+
+
+class CudaBackend:
+    """Answers trials on one CUDA device. See :class:`moetune.engine.backend.Backend` for the order of calls.
+
+    Args:
+        shape: the layer; bf16 or fp16 weights.
+        device_index: the CUDA device, as torch counts it.
+        seed: of weights and rows.
+        workers: compile processes; one less than the cores when None.
+
+    Raises:
+        MissingError: torch sees no CUDA device.
+    """
+
+    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0, workers: int | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise MissingError("no CUDA GPU in this machine; `moetune sweep` replays recorded trials without one")
+        self._info = device_info(device_index)
+        self._shape, self._index, self._seed = shape, device_index, seed
+        self._pool = CompilePool(workers=workers, preload=PRELOAD)  # first: it imports while this process goes on
+        self._device = torch.device("cuda", device_index)
+        torch.cuda.set_device(self._device)
+        torch.set_float32_matmul_precision("highest")  # the references are float32, never TF32
+        self._clocks, self._readings, self._read_at = Clocks.of_device(device_index), list[ClockReading](), 0.0
+        self._timer = Timer(self._device, self._info.l2_bytes)
+        self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
+        self._small_compiled = False
+        self._weights: ExpertWeights | None = None
+        self._open: OpenCount | None = None
+        self._ceilings: Ceilings | None = None
+        self._lost: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What the table's ``backend`` field says."""
+        return "cuda"
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The GPU that answers."""
+        return self._info
+
+    @property
+    def shape(self) -> MoEShape:
+        """The layer that is tuned."""
+        return self._shape
+
+    def recorded(self, role: Role) -> Sequence[MoEKernelConfig] | None:
+        """Return None: any config can be timed."""
+        del role
+
+    def ceilings(self) -> Ceilings:
+        """Measure a large copy (read and written bytes) and a large matmul in the format of the weights.
+
+        Raises:
+            RunError: the GPU cannot run even these.
+        """
+        if self._ceilings is None:
+            found = self._answer(self._measure_ceilings)
+            if isinstance(found, Failed):
+                raise RunError(f"could not measure the GPU's own limits: {found.reason}")
+            self._ceilings = found
+        return self._ceilings
+
+    def _measure_ceilings(self) -> Ceilings:
+        return Ceilings(bytes_per_s=self._copy_bytes_per_s(), flops=self._matmul_flops())
+
+    def _copy_bytes_per_s(self) -> float:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        count = min(COPY_BYTES, free // 4) // 4
+        source = torch.zeros(count, dtype=torch.float32, device=self._device)
+        target = torch.empty_like(source)
+        copied = self._timer.sample(lambda: target.copy_(source), CEILING_SAMPLES)
+        return 2 * count * 4 / copied.median_us * 1e6
+
+    def _matmul_flops(self) -> float:
+        size, dtype = (MATMUL_SIZE, MATMUL_SIZE), DTYPES[self._shape.format]
+        a, b = (torch.randn(size, dtype=dtype, device=self._device) for _ in range(2))
+        product = torch.empty_like(a)
+        multiplied = self._timer.sample(lambda: torch.mm(a, b, out=product), CEILING_SAMPLES)
+        return 2 * MATMUL_SIZE**3 / multiplied.median_us * 1e6
+
+    def compile(
+        self, role: Role, configs: Sequence[MoEKernelConfig]
+    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+        """Compile in other processes and yield each config as it ends, in any order."""
+        gemms = ((config, gemm_job(role, config, self._shape, self._info)) for config in configs)
+        jobs: Iterator[tuple[MoEKernelConfig | None, KernelJob]] = itertools.chain(self._small_jobs(), gemms)
+        for config, result in self._pool.compile(jobs):
+            if config is None:  # a small kernel that cannot compile shows itself in the first layer
+                continue
+            if isinstance(result, Compiled):
+                self._compiled[role, config] = result
+            yield config, result
+
+    def _small_jobs(self) -> Iterator[tuple[None, KernelJob]]:
+        if not self._small_compiled:
+            self._small_compiled = True
+            for job in small_jobs(self._shape, BLOCK_SIZES, self._info):
+                yield None, job
+
+    def open(self, tokens: int) -> Failed | None:
+        """Make rows and the float32 reference for one token count, and the weights before the first."""
+        self._open = None
+        torch.cuda.empty_cache()  # the last count's blocks have other sizes
+        opened = self._answer(lambda: self._make_open(tokens))
+        return opened if isinstance(opened, Failed) else None
+
+    def _make_open(self, tokens: int) -> OpenCount | Failed:
+        weights = self._all_weights()
+        if isinstance(weights, Failed):
+            return weights
+        what = f"{tokens} tokens of {self._shape.key} and their float32 reference"
+        no_room = why_no_room(token_bytes(self._shape, tokens), what, self._device)
+        if no_room is not None:
+            return no_room
+        seed = self._seed * 1_000_033 + tokens
+        truth = kernel_truth(self._shape, weights, make_rows(self._shape, tokens, self._device, seed))
+        self._open = OpenCount(self._shape, weights, truth, seed)
+        finish()
+        return self._open
+
+    def _all_weights(self) -> ExpertWeights | Failed:
+        if self._weights is None:
+            what = f"the weights of {self._shape.key}"
+            no_room = why_no_room(weights_bytes(self._shape), what, self._device)
+            if no_room is not None:
+                return no_room
+            self._weights = make_weights(self._shape, self._device, self._seed)
+        return self._weights
+
+    def bound_us(self) -> float:
+        """Return the physical bound of the open token count, from the experts that its rows really touch."""
+        ceilings = self.ceilings()
+        return roofline.bound_us(self._layer_work(), ceilings.bytes_per_s, ceilings.flops)
+
+    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
+        """Load the kernel, then time its very first launch, cold."""
+
+        def launch_once() -> float:
+            calls = self._now_open.gemm(role, config)
+            for call in calls:
+                _ = call.warmup().run  # reading it loads the binary onto the GPU, so that the launch only launches
+            return self._timer.once(lambda: launch_all(calls))
+
+        return self._answer(launch_once)
+
+    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
+        """Time one kernel with a cold L2; a permuted copy that it needs is part of its time."""
+
+        def run() -> Outcome:
+            opened = self._now_open
+            calls = opened.gemm(role, config)
+            sample = self._timer.sample(lambda: launch_all(calls), samples)
+            work = kernel_work(
+                self._shape, opened.tokens, role, touched_experts=opened.truth.touched, slots=opened.truth.routed
+            )
+            counted_instructions = self._instructions(role, config)
+            return measured(sample, work, self._issue_rate().efficiency(counted_instructions, sample.median_us))
+
+        return self._answer(run)
+
+    def _instructions(self, role: Role, config: MoEKernelConfig) -> float | None:
+        if (role, config) not in self._compiled:  # compiled in an earlier, interrupted run
+            kernel = self._now_open.gemm(role, config)[-1].warmup()
+            report = gemm_job(role, config, self._shape, self._info).report(kernel)
+            if isinstance(report, Failed):
+                return None
+            self._compiled[role, config] = report
+        compiled = self._compiled[role, config]
+        return warp_instructions(compiled, config, self._shape, role, self._now_open.truth.counts)
+
+    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare with the float32 reference over NaN-poisoned output."""
+        return self._answer(lambda: self._now_open.verify_gemm(role, config))
+
+    def time_routing(self, block_m: int) -> Outcome:
+        """Time route and permute for one ``block_m``."""
+        work = roofline.routing_work(self._shape, self._now_open.tokens)
+        return self._time_small(lambda: self._now_open.routing(block_m), work)
+
+    def time_combine(self) -> Outcome:
+        """Time the combine kernel."""
+        work = roofline.combine_work(self._shape, self._now_open.tokens)
+        return self._time_small(self._now_open.combine, work)
+
+    def _time_small(self, make: Callable[[], Launch], work: Work) -> Outcome:
+        def run() -> Outcome:
+            graphs = CapturedLayers.start()
+            try:
+                (times,) = self._timer.rounds([graphs.capture(make())], SMALL_SAMPLES)
+            finally:
+                graphs.close()
+            no_issue = Figure.unavailable("instructions of the small kernels are not counted")
+            return measured(summarize(times), work, no_issue)
+
+        return self._answer(run)
+
+    def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
+        """Time whole layers by graph replay, interleaved; a plan that cannot be captured fails alone."""
+        graphs = CapturedLayers.start()
+        replays = [self._capture(graphs, plan) for plan in plans]
+        good = [replay for replay in replays if not isinstance(replay, Failed)]
+        timed = self._answer(lambda: self._timer.rounds(good, rounds)) if good and self._lost is None else []
+        if self._lost is None:
+            graphs.close()
+        times = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
+        return [
+            replay if isinstance(replay, Failed) else self._layer_outcome(plan, next(times, NOT_TIMED))
+            for plan, replay in zip(plans, replays, strict=True)
+        ]
+
+    def _capture(self, graphs: CapturedLayers, plan: LayerPlan) -> Launch | Failed:
+        if self._lost is not None:  # in this very call: the plan that did it must come back as failed
+            return NOT_TIMED
+        return self._answer(lambda: graphs.capture(self._now_open.layer(plan)))
+
+    def _layer_outcome(self, plan: LayerPlan, times_us: list[float] | Failed) -> Outcome:
+        if isinstance(times_us, Failed):
+            return times_us
+        sample = summarize(times_us)
+        parts = [self._instructions(role, plan.config(role)) for role in Role]
+        known = [part for part in parts if part is not None]
+        total = sum(known) if len(known) == len(parts) else None
+        note = "the two GEMMs' instructions; routing and combine are not counted" if total is not None else None
+        issue = self._issue_rate().efficiency(total, sample.median_us, note)
+        return measured(sample, self._layer_work(), issue)
+
+    def verify_layer(self, plan: LayerPlan) -> Failed | None:
+        """Compare the whole layer with the reference on rows of another seed."""
+        return self._answer(lambda: self._now_open.verify_layer(plan))
+
+    def counters(self, plans: dict[int, LayerPlan]) -> dict[int, LayerFigures | Failed]:
+        """Read hardware counters for each token count's plan; frees the weights first, because ncu's worker needs room."""
+        from moetune.measure.counters import SWEEP_SETS, CounterJob, read_counters
+
+        if not plans:
+            return {}
+        self._release()
+        jobs = {CounterJob(shape=self._shape, tokens=tokens, plan=plan): tokens for tokens, plan in plans.items()}
+        found = read_counters(list(jobs), device_index=self._index, sets=SWEEP_SETS, time_limit_s=COUNTERS_LIMIT_S)
+        return {
+            jobs[job]: result if isinstance(result, Failed) else counted(result, layer_work(self._shape, job.tokens))
+            for job, result in found.items()
+        }
+
+    def clocks(self) -> ClockReading | None:
+        """Return the worst clocks, heat and power seen while timing; None before the first reading."""
+        return slowest(self._readings)
+
+    def close(self) -> None:
+        """End the compile processes and free the GPU's memory; safe to call twice."""
+        self._pool.close()
+        self._clocks.close()
+        if self._lost is None:
+            self._release()
+
+    def _release(self) -> None:
+        self._open = self._weights = None
+        torch.cuda.empty_cache()
+
+    @property
+    def _now_open(self) -> OpenCount:
+        assert self._open is not None, "open a token count first"
+        return self._open
+
+    def _layer_work(self) -> Work:
+        opened = self._now_open
+        return layer_work(self._shape, opened.tokens, touched_experts=opened.truth.touched, slots=opened.truth.routed)
+
+    def _issue_rate(self) -> IssueRate:
+        """Return the rate at the SM clock that NVML gave last, while timing, or at the nominal boost clock."""
+        if time.monotonic() - self._read_at > CLOCK_READING_S:
+            self._readings.append(self._clocks.read())
+            self._read_at = time.monotonic()
+        sm_mhz, peaks = self._readings[-1].sm_mhz, nominal_peaks(self._info)
+        clock_hz = sm_mhz * 1e6 if sm_mhz else (peaks.sm_clock_hz if peaks else None)
+        return IssueRate(self._info.sm_count, clock_hz)
+
+    def _answer(self, ask: Callable[[], Value]) -> Value | Failed:
+        """Run one question on the GPU; whatever it raises is a failed trial, and a lost device ends the run.
+
+        Raises:
+            RunError: an earlier trial lost the device.
+        """
+        if self._lost is not None:
+            raise RunError(
+                f"the GPU stopped after a trial that failed ({self._lost}); every trial so far is kept: "
+                "run the same command again, it goes on from there"
+            )
+        try:
+            answer = ask()
+            if not isinstance(answer, Failed):
+                return answer
+        except Exception as error:  # noqa: BLE001  # a kernel may fail in any way, and the sweep must go on
+            return self._fault(error)
+        return answer
+
+    def _fault(self, error: Exception) -> Failed:
+        failed = failure(error)
+        sticky = is_sticky(error)
+        if not sticky:
+            try:
+                finish()
+            except Exception as after:  # noqa: BLE001  # the error shows only now, or the device is gone
+                failed, sticky = failure(after), True
+        if sticky:
+            self._lost = failed.reason
+        return failed

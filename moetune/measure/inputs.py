@@ -1,0 +1,164 @@
+"""Random inputs on the GPU, seeded, and what float32 makes of them.
+
+Weights are made once per sweep and serve every token count; x, logits and the references are made per token count.
+Scales keep every intermediate near one: weights are normal over the square root of their inner dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from moetune.measure.calls import DTYPES
+from moetune.models.roofline import total_experts
+from moetune.outcome import Failed, FailureKind
+from moetune_kernels.down import down_reference
+from moetune_kernels.fused_moe.reference import fused_moe_reference
+from moetune_kernels.gate_up import gate_up_reference
+from moetune_kernels.kernel_call import launch_all
+from moetune_kernels.permute.launch import permute_calls
+from moetune_kernels.permute.order import SlotOrder
+from moetune_kernels.route import route_reference
+from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
+
+SPARE_BYTES = 2 << 30  # flush buffers, CUDA's own, and the float32 copies of one expert are counted apart
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """One layer's weights: w13 [E, 2I, H] (gate rows, then up rows) and w2 [E, H, I]."""
+
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What changes with every token count and seed: x [T, H] and router logits [T, E_total]."""
+
+    x: torch.Tensor
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTruth:
+    """Inputs and float32 outputs of both GEMMs at one token count.
+
+    Args:
+        rows: x and logits.
+        topk_weights: [T, K] float32.
+        topk_ids: [T, K] int32.
+        slots: [R] slot id at each sorted position, routed slots only.
+        counts: slots of each local expert.
+        h_in: [S, I] what down reads, in sorted positions: the reference rounded to 16 bits, zero past R.
+        h: [R, I] float32, what gate-up must write in sorted positions.
+        y: [S, H] float32, what down must write in slot order.
+    """
+
+    rows: Rows
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    slots: torch.Tensor
+    counts: tuple[int, ...]
+    h_in: torch.Tensor
+    h: torch.Tensor
+    y: torch.Tensor
+
+    @property
+    def routed(self) -> int:
+        """Slots that local experts own."""
+        return len(self.slots)
+
+    @property
+    def touched(self) -> int:
+        """Local experts that own a slot."""
+        return sum(count > 0 for count in self.counts)
+
+
+def weights_bytes(shape: MoEShape) -> int:
+    """Return the bytes of all local experts' weights."""
+    return shape.local_experts * shape.expert_bytes
+
+
+def token_bytes(shape: MoEShape, tokens: int) -> int:
+    """Return the bytes that one token count needs at its peak: rows, h and y in 16 bits and in float32, one expert."""
+    slots = tokens * shape.top_k
+    rows = 3 * tokens * shape.hidden * (ACTIVATION_BYTES + _FLOAT32_BYTES)
+    inner = slots * shape.inter * (3 * ACTIVATION_BYTES + 4 * _FLOAT32_BYTES)
+    outer = slots * shape.hidden * (3 * ACTIVATION_BYTES + 4 * _FLOAT32_BYTES)
+    one_expert = 3 * shape.hidden * shape.inter * _FLOAT32_BYTES
+    return rows + inner + outer + one_expert
+
+
+def why_no_room(needed: int, what: str, device: torch.device) -> Failed | None:
+    """Return the failure when ``needed`` bytes for ``what`` are more than the device has free, else None."""
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    available = free + cached - SPARE_BYTES
+    if needed <= available:
+        return None
+    gib = 1 << 30
+    return Failed(
+        FailureKind.RESOURCES,
+        f"{what} need {needed / gib:.1f} GiB of GPU memory, {max(available, 0) / gib:.1f} GiB are free; "
+        "use fewer experts or tokens, --tp or --ep, or free the GPU",
+    )
+
+
+def make_weights(shape: MoEShape, device: torch.device, seed: int) -> ExpertWeights:
+    """Make the weights in place, expert by expert: at no time is more than the weights themselves in memory."""
+    generator = torch.Generator(device).manual_seed(seed)
+    dtype, experts, hidden, inter = DTYPES[shape.format], shape.local_experts, shape.hidden, shape.inter
+    w13 = torch.empty((experts, 2 * inter, hidden), dtype=dtype, device=device)
+    w2 = torch.empty((experts, hidden, inter), dtype=dtype, device=device)
+    for expert in range(experts):
+        w13[expert].normal_(0.0, 1 / math.sqrt(hidden), generator=generator)
+        w2[expert].normal_(0.0, 1 / math.sqrt(inter), generator=generator)
+    return ExpertWeights(w13, w2)
+
+
+def make_rows(shape: MoEShape, tokens: int, device: torch.device, seed: int) -> Rows:
+    """Make x and logits; normal logits route uniformly at random."""
+    generator = torch.Generator(device).manual_seed(seed)
+    dtype = DTYPES[shape.format]
+    x = torch.randn((tokens, shape.hidden), dtype=dtype, device=device, generator=generator)
+    logits = torch.randn((tokens, total_experts(shape)), dtype=dtype, device=device, generator=generator)
+    return Rows(x, logits)
+
+
+def kernel_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> KernelTruth:
+    """Compute what both GEMMs must write, in float32, one expert at a time."""
+    topk_weights, topk_ids = route_reference(rows.logits, shape.top_k)
+    slots, counts = _sorted_slots(topk_ids, shape.local_experts)
+    h_by_slot = gate_up_reference(rows.x, weights.w13, topk_ids)
+    h = h_by_slot[slots]
+    rounded = h_by_slot.to(rows.x.dtype)
+    del h_by_slot
+    y = down_reference(rounded, weights.w2, topk_weights, topk_ids)
+    h_in = torch.zeros_like(rounded)
+    h_in[: len(slots)] = rounded[slots]
+    return KernelTruth(rows, topk_weights, topk_ids, slots, counts, h_in, h, y)
+
+
+def _sorted_slots(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return the routed slots by expert, then by slot id, and how many each expert owns."""
+    flat = topk_ids.flatten().long()
+    expert = flat.where((flat >= 0) & (flat < num_experts), torch.full_like(flat, num_experts))
+    counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts].tolist()
+    return torch.argsort(expert, stable=True)[: sum(counts)], tuple(counts)
+
+
+def layer_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> torch.Tensor:
+    """Compute what the whole layer must return: [T, H] float32."""
+    topk_weights, topk_ids = route_reference(rows.logits, shape.top_k)
+    return fused_moe_reference(rows.x, weights.w13, weights.w2, topk_weights, topk_ids)
+
+
+def slot_order(shape: MoEShape, topk_ids: torch.Tensor, block_m: int) -> SlotOrder:
+    """Run the runtime's own permutation of ``topk_ids`` [T, K] and return the slot order that it wrote."""
+    order = SlotOrder.empty(topk_ids.numel(), shape.local_experts, block_m, topk_ids.device)
+    launch_all(permute_calls(topk_ids, shape.local_experts, order))
+    return order

@@ -1,0 +1,210 @@
+"""Time kernels and layers in microseconds by CUDA events, behind a cold and clean L2.
+
+Cold means: 512 MiB written, then a different buffer of at least twice the L2 read. The write alone leaves dirty lines,
+whose write-back the timed kernel would pay for (7 us on a 75 MB read, H200). The flush is queued first, so that the
+launch is queued long before the GPU gets to it: host time is not in the figure.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FLUSH_WRITE_BYTES = 512 << 20
+FLUSH_READ_L2S = 2
+MIN_FLUSH_READ_BYTES = 64 << 20
+WAIT_LIMIT_S = 30.0  # the slowest layer takes tens of milliseconds; a kernel that deadlocks never ends
+_SPIN_S = 0.002
+_SLEEP_S = 0.0002
+_LOW, _HIGH = 0.2, 0.8
+
+Launch = Callable[[], object]
+
+
+class DeviceHungError(Exception):
+    """The GPU did not finish in time; nothing more can be run in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Median of repeated times, and half the range between their 20th and 80th percentile; microseconds."""
+
+    median_us: float
+    spread_us: float
+    count: int
+
+
+def summarize(times_us: Sequence[float]) -> Sample:
+    """Summarise at least one time.
+
+    >>> summarize([1.0, 2.0, 3.0, 4.0, 100.0])
+    Sample(median_us=3.0, spread_us=10.6, count=5)
+    """
+    ordered = sorted(times_us)
+    half_range = (_quantile(ordered, _HIGH) - _quantile(ordered, _LOW)) / 2
+    return Sample(statistics.median(ordered), round(half_range, 4), len(ordered))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def round_order(count: int, turn: int) -> list[int]:
+    """Return the order of ``count`` candidates in round ``turn``: forward, then reverse, starting one further each pair.
+
+    A clock that drifts steadily then falls on all alike.
+
+    >>> round_order(3, 0), round_order(3, 1), round_order(3, 2)
+    ([0, 1, 2], [2, 1, 0], [1, 2, 0])
+    """
+    start = (turn // 2) % count
+    forward = [*range(start, count), *range(start)]
+    return forward if turn % 2 == 0 else forward[::-1]
+
+
+class Timer:
+    """Times launches on one CUDA device; holds the flush buffers (512 MiB and twice the L2).
+
+    Args:
+        device: the CUDA device; must be current when a method is called.
+        l2_bytes: its L2.
+    """
+
+    def __init__(self, device: torch.device, l2_bytes: int) -> None:
+        read_bytes = max(FLUSH_READ_L2S * l2_bytes, MIN_FLUSH_READ_BYTES)
+        self._written = torch.empty(FLUSH_WRITE_BYTES // 4, dtype=torch.float32, device=device)
+        self._read = torch.zeros(read_bytes // 4, dtype=torch.float32, device=device)
+
+    def cool(self) -> None:
+        """Queue the flush: afterwards the L2 holds clean lines that no kernel needs."""
+        self._written.zero_()
+        self._read.sum()
+
+    def once(self, launch: Launch) -> float:
+        """Return the time of one launch in microseconds, without a warm-up."""
+        (times,) = self.rounds([launch], 1)
+        return times[0]
+
+    def sample(self, launch: Launch, samples: int) -> Sample:
+        """Time ``samples`` launches after one warm-up launch."""
+        launch()
+        (times,) = self.rounds([launch], samples)
+        return summarize(times)
+
+    def rounds(self, launches: Sequence[Launch], count: int) -> list[list[float]]:
+        """Time every launch ``count`` times, interleaved, forward and reverse by turns.
+
+        Returns:
+            One list of microseconds per launch.
+
+        Raises:
+            DeviceHungError: the GPU did not finish within the limit.
+        """
+        marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in launches]
+        last = torch.cuda.Event()
+        for turn in range(count):
+            for index in round_order(len(launches), turn):
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                self.cool()
+                start.record()
+                launches[index]()
+                end.record()
+                marks[index].append((start, end))
+        last.record()
+        wait(last)
+        return [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in marks]
+
+
+def wait(event: torch.cuda.Event, limit_s: float = WAIT_LIMIT_S) -> None:
+    """Wait for a recorded event, but not for ever.
+
+    Raises:
+        DeviceHungError: the event has not come after ``limit_s``.
+    """
+    begin = time.monotonic()
+    while not event.query():
+        waited = time.monotonic() - begin
+        if waited > limit_s:
+            raise DeviceHungError(f"the GPU did not finish within {limit_s:g} s")
+        if waited > _SPIN_S:
+            time.sleep(_SLEEP_S)
+
+
+def finish(limit_s: float = WAIT_LIMIT_S) -> None:
+    """Wait for everything queued on the current stream, but not for ever.
+
+    Raises:
+        DeviceHungError: the GPU has not finished after ``limit_s``.
+    """
+    event = torch.cuda.Event()
+    event.record()
+    wait(event, limit_s)
+
+
+@dataclass(slots=True)
+class CapturedLayers:
+    """CUDA graphs that share one memory pool, because only one runs at a time."""
+
+    pool: Any  # torch names its type in private
+    stream: torch.cuda.Stream
+    graphs: list[torch.cuda.CUDAGraph]
+
+    @classmethod
+    def start(cls) -> CapturedLayers:
+        """Return an empty set."""
+        return cls(torch.cuda.graph_pool_handle(), torch.cuda.Stream(), [])
+
+    def capture(self, run: Callable[[], object]) -> Launch:
+        """Run once eagerly, then capture ``run`` and return its replay.
+
+        Tensors that ``run`` makes are gone afterwards: a replay is for timing alone.
+        """
+        self.stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            run()  # loads the kernels: a module cannot be loaded while a capture runs
+            finish()
+            with no_garbage_collection():
+                _capture(graph, self.pool, run)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.graphs.append(graph)
+        return graph.replay
+
+    def close(self) -> None:
+        """Free the graphs and their memory."""
+        for graph in self.graphs:
+            graph.reset()
+        self.graphs.clear()
+
+
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any, run: Callable[[], object]) -> None:
+    graph.capture_begin(pool=pool)
+    try:
+        run()
+    except BaseException:
+        with suppress(Exception):  # ending a broken capture fails too; what broke it is the error to report
+            graph.capture_end()
+        raise
+    graph.capture_end()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep Python from freeing a GPU object in the middle of a capture, which would break it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

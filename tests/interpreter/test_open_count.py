@@ -1,0 +1,97 @@
+"""What a sweep verifies against: the truth of one token count, with kernels that are right and kernels that are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moetune.measure import open_count
+from moetune.measure.inputs import kernel_truth, make_rows, make_weights
+from moetune.measure.open_count import OpenCount
+from moetune.outcome import Failed, FailureKind
+from moetune_kernels.config import MoEKernelConfig, Role, Structure
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape, WeightFormat
+
+CONFIG = MoEKernelConfig(structure=Structure.GATHER, block_m=16, block_n=16, block_k=16, prefetch_distance=1)
+PLAN = LayerPlan(gate_up=CONFIG, down=CONFIG)
+CPU = torch.device("cpu")
+
+
+def opened(tokens=5, experts=None, seed=3):
+    shape = MoEShape(hidden=48, inter=32, local_experts=4, top_k=2, format=WeightFormat.FP16, experts=experts)
+    weights = make_weights(shape, CPU, seed)
+    truth = kernel_truth(shape, weights, make_rows(shape, tokens, CPU, seed))
+    return OpenCount(shape, weights, truth, seed)
+
+
+@pytest.fixture(scope="module")
+def layer():
+    return opened()
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_kernels_match_the_truth(layer, role):
+    assert layer.verify_gemm(role, CONFIG) is None
+
+
+def test_the_layer_matches_on_rows_that_the_kernels_were_not_verified_on(layer):
+    assert layer.verify_layer(PLAN) is None
+    rows, _ = layer._fresh_rows()
+    assert not torch.equal(rows.x, layer.truth.rows.x)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_rank_that_owns_only_some_experts_verifies_only_its_slots(role):
+    layer = opened(tokens=6, experts=8)
+    assert 0 < layer.truth.routed < 12
+    assert layer.verify_gemm(role, CONFIG) is None
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_kernel_that_writes_nothing_is_wrong_even_after_one_that_was_right(layer, role, monkeypatch):
+    assert layer.verify_gemm(role, CONFIG) is None  # leaves the right answer in the output buffer
+    monkeypatch.setattr(open_count, "launch_all", lambda calls: None)
+    failed = layer.verify_gemm(role, CONFIG)
+    assert isinstance(failed, Failed)
+    assert failed.kind is FailureKind.WRONG
+    assert "not finite" in failed.reason
+
+
+def test_down_leaves_finite_rows_for_the_combine_that_is_timed_next(layer, monkeypatch):
+    monkeypatch.setattr(open_count, "launch_all", lambda calls: None)
+    layer.verify_gemm(Role.DOWN, CONFIG)
+    assert layer.y.isfinite().all()
+
+
+def test_a_layer_with_a_small_error_in_one_row_is_wrong(layer, monkeypatch):
+    right = open_count.moe_from_logits
+
+    def nearly(*args):
+        out = right(*args)
+        out[2] *= 1.02
+        return out
+
+    monkeypatch.setattr(open_count, "moe_from_logits", nearly)
+    failed = layer.verify_layer(PLAN)
+    assert failed.kind is FailureKind.WRONG
+
+
+def test_counts_and_touched_experts_are_those_of_the_rows(layer):
+    counts = torch.bincount(layer.truth.topk_ids.flatten(), minlength=4).tolist()
+    assert list(layer.truth.counts) == counts
+    assert layer.truth.touched == sum(count > 0 for count in counts)
+    assert layer.truth.routed == 10
+
+
+def test_the_same_seed_gives_the_same_layer_and_another_seed_another():
+    one, two, other = opened(seed=3), opened(seed=3), opened(seed=4)
+    assert torch.equal(one.weights.w13, two.weights.w13)
+    assert torch.equal(one.truth.h, two.truth.h)
+    assert not torch.equal(one.weights.w13, other.weights.w13)
+
+
+def test_values_stay_near_one_so_that_errors_are_rounding():
+    truth = opened(tokens=8).truth
+    assert 0.05 < truth.h.std() < 2
+    assert 0.01 < truth.y.std() < 2
