@@ -11,7 +11,6 @@ from pathlib import Path
 from moetune_kernels.plan import LayerPlan
 
 _PACKAGE_DIR = Path(__file__).resolve().parent
-_NOT_KERNELS = ("__init__.py", "launch.py", "reference.py", "order.py")
 _MARK = b"triton.jit"  # what tells a kernel file from plain Python
 
 
@@ -43,8 +42,8 @@ def source_sha256(plans: Iterable[LayerPlan]) -> str:
     return digest.hexdigest()
 
 
-def _op_files(op: str) -> tuple[Path, ...]:
-    return tuple(path for path in (_PACKAGE_DIR / op).glob("*.py") if path.name not in _NOT_KERNELS)
+def _op_files(op: str) -> list[Path]:
+    return [path for path in (_PACKAGE_DIR / op).glob("*.py") if _MARK in path.read_bytes()]
 
 
 @cache
