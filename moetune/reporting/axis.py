@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -12,7 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from moetune.reporting.wording import tick
 
 MAX_LABELLED_BARS = 24  # more bars than this leave no room for a text on each
-_MAX_DIGITS = 95  # of tick labels side by side over the width of a page
+_DIGIT_IN = 0.075  # width of a digit at the tick labels' size, in inches
+_AXES_IN = 6.6  # width of an axis on a picture
 MIN_SPAN = 12.0  # a log axis of less than a decade has too few round numbers to read
 
 
@@ -47,12 +49,24 @@ def token_scale(axes: Axes, tokens: Sequence[int]) -> None:
 def token_categories(axes: Axes, tokens: Sequence[int]) -> list[int]:
     """Give every token count the same width; returns the x position of each."""
     positions = list(range(len(tokens)))
-    every = max(1, math.ceil(len(tokens) * len(str(max(tokens))) / _MAX_DIGITS))
+    every = _label_step(tokens)
     axes.set_xticks(positions[::every], [str(count) for count in tokens[::every]])
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, max(len(tokens), 4) - 0.4)
     axes.set_xlabel("tokens in the batch")
     return positions
+
+
+def _label_step(tokens: Sequence[int]) -> int:
+    """Return the smallest n such that a label at every nth bar touches none beside it."""
+    widths = [len(str(count)) * _DIGIT_IN for count in tokens]
+    for step in range(1, len(tokens)):
+        shown = widths[::step]
+        gap = 0.02 if step == 1 else 0.12  # every bar labelled is worth a tight fit
+        room = _AXES_IN / len(tokens) * step - gap
+        if all((one + other) / 2 <= room for one, other in itertools.pairwise(shown)):
+            return step
+    return max(1, len(tokens) - 1)
 
 
 def _decade_ticks(low: float, high: float) -> list[float]:

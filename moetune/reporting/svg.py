@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from moetune.reporting.theme import DARK
 
-_GLYPH = re.compile(r'<path id="(DejaVuSans[\w-]*)" d="([^"]*)" transform="scale\(0\.015625\)"/>\s*')
+_GLYPH = re.compile(r'<path id="(DejaVuSans[\w-]*)"(?: d="([^"]*)")? transform="scale\(0\.015625\)"/>\s*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def inline_svg(figure: Figure, prefix: str) -> InlineSvg:
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
-    glyphs = {found[1]: " ".join(found[2].split()) for found in _GLYPH.finditer(svg)}
+    glyphs = {found[1]: " ".join((found[2] or "").split()) for found in _GLYPH.finditer(svg)}
     svg = _GLYPH.sub("", svg)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to a group
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
