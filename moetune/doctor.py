@@ -64,7 +64,7 @@ def examine() -> Diagnosis:
     needed = [
         _guarded("Python", check_python),
         _guarded("torch", lambda: check_package("torch", "torch")),
-        _guarded("Triton", lambda: check_package("triton", "triton")),
+        _guarded("Triton", lambda: check_package("triton", "Triton")),
         _guarded("driver", check_driver),
         _guarded("GPU", check_gpu),
         _guarded("C compiler", check_compiler),
@@ -141,8 +141,8 @@ def check_gpu() -> Finding:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
     if usable:
-        return _usable_gpu(device_info(0), free_bytes=torch.cuda.mem_get_info(0)[0])
-    if not _driver_sees_a_gpu():
+        return usable_gpu(device_info(0), free_bytes=torch.cuda.mem_get_info(0)[0])
+    if not driver_sees_a_gpu():
         return Finding("GPU", State.NOTE, "none here; `moetune sweep` replays recorded trials")
     if torch.version.cuda is None and torch.version.hip is None:
         fix = ("pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130",)
@@ -156,7 +156,8 @@ def check_gpu() -> Finding:
     )
 
 
-def _usable_gpu(device: DeviceInfo, free_bytes: int) -> Finding:
+def usable_gpu(device: DeviceInfo, free_bytes: int) -> Finding:
+    """Judge a GPU that torch can use: its age, and the memory that other programs leave."""
     text = (
         f"{device.name}{f' (MIG {device.mig})' if device.mig else ''}, sm_{device.sm}, {device.sm_count} SMs, "
         f"{free_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB free"
@@ -171,7 +172,8 @@ def _usable_gpu(device: DeviceInfo, free_bytes: int) -> Finding:
     return Finding("GPU", State.FINE, text)
 
 
-def _driver_sees_a_gpu() -> bool:
+def driver_sees_a_gpu() -> bool:
+    """Return whether NVML lists a GPU, whatever torch says."""
     import pynvml
 
     try:
@@ -240,7 +242,8 @@ def check_counters() -> Finding:
 
     why = blocked()
     if why is not None:
-        return Finding("counters", State.NOTE, f"{why.reason}; estimates are shown instead", why.fixes)
+        fixes = tuple(fix for fix in why.fixes if fix != "moetune doctor")
+        return Finding("counters", State.NOTE, f"{why.reason}; estimates are shown instead", fixes)
     return Finding("counters", State.FINE, f"ncu {ncu_version() or 'of unknown version'} at {find_ncu()}")
 
 
@@ -255,12 +258,15 @@ def check_tables() -> Finding:
 
 
 def check_recordings() -> Finding:
-    """Count the recorded sweeps that ship with the project and stand in for a GPU."""
-    folder = Path(__file__).parent / "recordings"
-    found = sorted(path for path in folder.glob("*") if path.is_file() and path.suffix not in (".py", ".md"))
-    if not found:
-        return Finding("recordings", State.NOTE, f"none in {folder}", ("reinstall moetune",))
-    return Finding("recordings", State.FINE, f"{len(found)} in {folder}")
+    """Name the shapes whose recorded sweeps ship with the project and stand in for a GPU."""
+    from moetune.store import shipped_shapes
+
+    shapes = shipped_shapes()
+    if not shapes:
+        return Finding(
+            "recordings", State.NOTE, "none ship with this installation", ("pip install --force-reinstall moetune",)
+        )
+    return Finding("recordings", State.FINE, ", ".join(shapes))
 
 
 def what_works_without_a_gpu() -> tuple[str, ...]:

@@ -75,11 +75,10 @@ def profile(
 
     choice = PlanChoice.BEST if plan is PlanSource.TUNED else PlanChoice.DEFAULT
     command = shlex.join(["moetune", *sys.argv[1:]])
-    page = run_profile(
-        ProfileRequest(
-            shape=layer.shape, tokens=counts, plan_choice=choice, device_index=device, target=target, command=command
-        )
+    request = ProfileRequest(
+        shape=layer.shape, tokens=counts, plan_choice=choice, device_index=device, target=target, command=command
     )
+    page = run_profile(request, out.progress)
     out.show(render(page))
     if path is not None:
         write_json(page.to_json(), path)

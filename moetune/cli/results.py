@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from moetune_kernels.plan import LayerPlan
     from moetune_kernels.table import Entry
 
-LEGEND = """\
-us: the layer, cold, by CUDA events; default: the default plan in the same run; bound: share of the physical bound
-c hardware counter, e CUDA events, s static (code over time), a analytical (formula), p sum of parts, - none
-tiles: rows x columns of gate-up, then columns of down; g gather, t tma, p tma_permute"""
+_TIMED = {
+    "cuda": "us: the whole layer, cold, by CUDA events; default: the default plan, same run",
+    "replay": "us: the whole layer as recorded, else the sum of its recorded kernels",
+}
+_FIGURES = """\
+bound: share of the physical bound reached; figures: c hardware counter, e CUDA
+events, s static (code over time), a analytical, p sum of parts, - unavailable
+tiles: rows x columns of gate-up, then down; g gather, t tma, p tma_permute"""
 _MARKS = {"counter": "c", "event": "e", "static": "s", "analytical": "a", "composed": "p", "unavailable": ""}
 
 
@@ -35,6 +39,11 @@ def tuned_table(entries: Mapping[int, Entry]) -> Table:
             tiles(entry.plan),
         )
     return shown
+
+
+def legend(backend: str) -> str:
+    """Return what the columns of :func:`tuned_table` mean for a sweep on ``backend``."""
+    return f"{_TIMED[backend]}\n{_FIGURES}"
 
 
 def plain_table(*right: str, left: tuple[str, ...] = ()) -> Table:

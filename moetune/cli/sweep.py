@@ -127,14 +127,14 @@ def sweep(
 
 def run_sweep(**request: Any) -> None:
     """Run the sweep that ``request`` describes (the fields of SweepRequest), shown live, and print what it found."""
-    from moetune.cli.results import LEGEND, tuned_table
+    from moetune.cli.results import legend, tuned_table
     from moetune.cli.sweep_display import sweep_display
     from moetune.tuning import SweepRequest, sweep
 
     with sweep_display() as on_event:
         result = sweep(SweepRequest(**request), on_event)
     out.show(tuned_table(result.table.entries))
-    out.result(LEGEND)
+    out.result(legend(result.backend))
     for line in closing_lines(result):
         out.result(line)
 

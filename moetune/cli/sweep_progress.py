@@ -123,7 +123,8 @@ def status_line(progress: SweepProgress) -> str:
     done, total = progress.steps
     parts = [f"{progress.phase} {done}/{total}" if total else progress.phase]
     if progress.per_second:
-        parts.append(f"{progress.per_second:.1f} candidates/s")
+        speed = progress.per_second
+        parts.append(f"{speed:.1f} candidates/s" if speed < 100 else f"{speed:.0f} candidates/s")
     if progress.eta_s is not None:
         parts.append(f"ETA {clock_text(progress.eta_s)}")
     if progress.failures:

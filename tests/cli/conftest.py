@@ -31,9 +31,9 @@ def config(block_m, block_n):
     return MoEKernelConfig(structure=Structure.GATHER, block_m=block_m, block_n=block_n, block_k=64)
 
 
-def trials(tokens):
-    """Yield every kernel of two tile widths and of the default plan; the wide tile is the faster one."""
-    default = heuristic_plan(SHAPE, tokens, TARGETS["sm_90"])
+def trials(shape, tokens):
+    """Yield every kernel of two tile widths and of the default plan; the wide tile is the fastest."""
+    default = heuristic_plan(shape, tokens, TARGETS["sm_90"])
     for subject, slow in ((Subject.GATE_UP, default.gate_up), (Subject.DOWN, default.down)):
         times = {slow: 20.0, config(slow.block_m, 64): 12.0, config(slow.block_m, 32): 14.0}
         for choice, median_us in times.items():
@@ -57,17 +57,14 @@ def trials(tokens):
     yield Trial(subject=Subject.COMBINE, tokens=tokens, choice=0, stage=Stage.SCREEN, outcome=measured(2.0))
 
 
-@pytest.fixture
-def recorded(tmp_path, monkeypatch):
-    """Ship a made-up recording of one small shape, hide any GPU, and work in an empty folder; return the shape's flags."""
-    from moetune.store import Provenance, Recording, recording, save_recording
+def ship(folder, shape):
+    """Save a made-up recording of ``shape`` under the name that shipped ones have."""
+    from moetune.store import Provenance, Recording, save_recording
 
-    monkeypatch.setattr("moetune.tuning._gpu_is_there", lambda: False)
-    monkeypatch.setattr(recording, "SHIPPED_DIRECTORY", tmp_path / "recordings")
     made_up = Recording(
         provenance=Provenance(
             backend="cuda",
-            shape=SHAPE,
+            shape=shape,
             device=TARGETS["sm_90"],
             kernels_sha256="0" * 64,
             triton="3.6.0",
@@ -78,9 +75,43 @@ def recorded(tmp_path, monkeypatch):
         bounds=dict.fromkeys(TOKENS, 8.0),
         measured_at="2026-01-01T00:00:00+00:00",
         command="moetune sweep",
-        trials=tuple(trial for tokens in TOKENS for trial in trials(tokens)),
+        trials=tuple(trial for tokens in TOKENS for trial in trials(shape, tokens)),
     )
-    save_recording(made_up, tmp_path / "recordings" / f"{SHAPE.key}.jsonl.xz")
+    save_recording(made_up, folder / f"{shape.key}.jsonl.xz")
+
+
+@pytest.fixture
+def no_gpu(tmp_path, monkeypatch):
+    """Hide any GPU, ship no recordings, and work in an empty folder; return the folder of recordings."""
+    from moetune.store import recording
+
+    monkeypatch.setattr("moetune.tuning._gpu_is_there", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(recording, "SHIPPED_DIRECTORY", tmp_path / "recordings")
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "recordings"
+
+
+@pytest.fixture
+def recorded(no_gpu):
+    """Ship a made-up recording of one small shape; return the shape's flags."""
+    ship(no_gpu, SHAPE)
     return ["--hidden", "512", "--inter", "256", "--experts", "8", "--top-k", "2"]
+
+
+@pytest.fixture
+def documented(no_gpu):
+    """Ship made-up recordings of the shapes that the documents sweep."""
+    ship(no_gpu, MoEShape(hidden=4096, inter=14336, local_experts=64, top_k=2))
+    ship(no_gpu, MoEShape(hidden=2048, inter=768, local_experts=128, top_k=8))
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """Replace the compiler, which tests/offline runs for real."""
+
+    def compile_all(shape, device, choices, **_):
+        return ((choice, COMPILED) for choice in choices)
+
+    monkeypatch.setattr("moetune.measure.offline.compile_offline", compile_all)
