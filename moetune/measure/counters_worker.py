@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+import torch.cuda.profiler
 
 from moetune.measure.counters import CounterJob
 from moetune.measure.faults import failure, is_sticky
@@ -71,14 +72,13 @@ def _run_job(index: int, job: CounterJob, cache: _WeightCache, notes: IO[str]) -
 
 
 def _profiled(call: KernelCall) -> None:
-    runtime = torch.cuda.cudart()
     torch.cuda.synchronize()
-    runtime.cudaProfilerStart()
+    torch.cuda.profiler.start()
     try:
         call.launch()
         torch.cuda.synchronize()
     finally:
-        runtime.cudaProfilerStop()
+        torch.cuda.profiler.stop()
 
 
 def _note(notes: IO[str], value: dict[str, Any]) -> None:

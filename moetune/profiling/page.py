@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moetune.measure.parts import Part
 from moetune.models.roofline import Limit
@@ -12,6 +12,9 @@ from moetune.outcome import Figure
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class Kind(Enum):
@@ -192,6 +195,16 @@ class LayerProfile:
     notes: tuple[str, ...] = ()
     counters_missing: str | None = None  # why there are no counters
     counters_fixes: tuple[str, ...] = ()  # the lines that would allow them
+
+    def __rich__(self) -> RenderableType:
+        from moetune.profiling.terminal import render
+
+        return render(self)
+
+    def __str__(self) -> str:
+        from moetune.profiling.terminal import as_text
+
+        return as_text(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the page as plain JSON values."""

@@ -8,7 +8,8 @@ from moetune.errors import MoetuneError
 from moetune.models.roofline import bound_us, layer_work, limit, nominal_peaks
 from moetune.outcome import Compiled, Figure, Source
 from moetune.profiling.analytical import ROLES, Load, parts_of
-from moetune.profiling.kernel import Facts, kernel_profile
+from moetune.profiling.facts import Facts
+from moetune.profiling.kernel import kernel_profile
 from moetune.profiling.page import Ceilings, LayerProfile, TokenProfile
 from moetune.profiling.plans import Chosen, choose_plans
 from moetune.profiling.request import ProfileRequest

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -38,6 +39,14 @@ def render(profile: LayerProfile) -> RenderableType:
         parts += [Text(), _token_head(token_profile), _table(token_profile), *_remarks(token_profile)]
     parts += [Text(), *_foot(profile)]
     return Group(*parts)
+
+
+def as_text(profile: LayerProfile) -> str:
+    """Return the page as plain text of 80 columns."""
+    console = Console(width=WIDTH, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(render(profile))
+    return captured.get()
 
 
 def _head(profile: LayerProfile) -> Text:
