@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from moetune.reporting.wording import tick
 
 MAX_LABELLED_BARS = 24  # more bars than this leave no room for a text on each
-_DIGIT_IN = 0.075  # width of a digit at the tick labels' size, in inches
+_DIGIT_IN = 0.0707  # width of a digit at the tick labels' size, in inches
 _AXES_IN = 6.6  # width of an axis on a picture
 MIN_SPAN = 12.0  # a log axis of less than a decade has too few round numbers to read
 
@@ -51,7 +51,7 @@ def token_categories(axes: Axes, tokens: Sequence[int]) -> list[int]:
     positions = list(range(len(tokens)))
     every = _label_step(tokens)
     axes.set_xticks(positions[::every], [str(count) for count in tokens[::every]])
-    axes.tick_params(axis="x", length=0)
+    axes.tick_params(axis="x", length=0, labelsize=8)
     axes.set_xlim(-0.6, max(len(tokens), 4) - 0.4)
     axes.set_xlabel("tokens in the batch")
     return positions

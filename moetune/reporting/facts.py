@@ -6,7 +6,7 @@ Charts and the page read only these types, so that neither knows how tables and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.models.roofline import Limit
 from moetune.outcome import Compiled, Figure, Source, Trial
@@ -91,12 +91,17 @@ class TrialSet:
     origin: str
 
     def compiled(self) -> Mapping[tuple[Role, MoEKernelConfig], Compiled]:
-        """Return what the compiler reported, by kernel and config."""
+        """Return what the compiler reported, by kernel and :func:`compile_key`."""
         found: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
         for trial in self.trials:
             if trial.compiled is not None and isinstance(trial.choice, MoEKernelConfig):
-                found[Role(trial.subject.value), trial.choice] = trial.compiled
+                found[Role(trial.subject.value), compile_key(trial.choice)] = trial.compiled
         return found
+
+
+def compile_key(config: MoEKernelConfig) -> MoEKernelConfig:
+    """Return the config without its shared memory ceiling, which changes nothing of what is compiled."""
+    return replace(config, smem_size=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from moetune.outcome import Compiled, Figure, Source
-from moetune.reporting.facts import Point, Section
+from moetune.reporting.facts import Point, Section, compile_key
 from moetune.reporting.heat_grid import HeatGrid
 from moetune.reporting.svg import InlineSvg, glyph_sheet
 from moetune.reporting.theme import DARK, PNG_MARK
@@ -218,7 +218,7 @@ def _plan_rows(section: Section) -> list[Mapping[str, object]]:
     compiled = {} if section.trials is None else section.trials.compiled()
     return [
         {"tokens": f"{point.tokens:,}", "first": role is Role.GATE_UP}
-        | _config_cells(role, point.plan.config(role), compiled.get((role, point.plan.config(role))))
+        | _config_cells(role, point.plan.config(role), compiled.get((role, compile_key(point.plan.config(role)))))
         for point in section.points
         for role in Role
     ]

@@ -11,8 +11,8 @@ MAX_TEXT = 300  # a hostile table may carry megabytes in one field
 def number(value: float | None, digits: int = 3) -> str:
     """Write a number with ``digits`` significant digits, thousands apart, never in exponent form for usual sizes.
 
-    >>> number(14795.83), number(0.1099), number(None)
-    ('14,796', '0.110', '–')
+    >>> number(14795.83), number(0.1099), number(0.9999), number(None)
+    ('14,796', '0.110', '1.00', '–')
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
@@ -20,8 +20,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return "0"
     if not 1e-6 <= abs(value) < 1e12:
         return f"{value:.{digits - 1}e}"
-    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:,.{decimals}f}"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # after rounding: 0.9999 has that of 1.00
+    return f"{value:,.{max(digits - 1 - exponent, 0)}f}"
 
 
 def tick(value: float) -> str:

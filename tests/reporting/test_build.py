@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from moetune.errors import MissingError, RunError, UsageError
+from moetune.outcome import Compiled, Subject
 from moetune.reporting import build, build_report, publish, tables
 from moetune.store import Provenance, Recording, Store, save_recording
 from tests.reporting import made_up
@@ -306,6 +307,17 @@ def test_trials_of_older_kernels_do_not_mix_with_the_newest(tmp_path):
     page = build_report([table], [store], tmp_path / "out").page.read_text(encoding="utf-8")
     assert '<td class="text">gate-up</td><td>64</td>' in page
     assert '<td class="text">gate-up</td><td>1</td>' not in page
+
+
+def test_registers_of_a_plan_come_from_its_trial_whatever_its_memory_ceiling(tmp_path):
+    config = dataclasses.replace(made_up.plan(16).down, smem_size=None)
+    trial = dataclasses.replace(next(made_up.trials()), choice=config, subject=Subject.DOWN)
+    compiled = Compiled(registers=167, spills=3, smem_bytes=99_328, block_size=384)
+    store = store_of(tmp_path / "s.sqlite", [dataclasses.replace(trial, compiled=compiled)])
+    table = made_up.write(made_up.table(tokens=(16,)), tmp_path / "t.json")
+    page = build_report([table], [store], tmp_path / "out").page.read_text(encoding="utf-8")
+    assert "<td>384</td><td>3</td><td>167 (cap 168)</td><td>3</td><td>97.0</td>" in page
+    assert "<td>not known</td>" in page, "the gate-up kernel has no trial"
 
 
 def test_trials_of_another_device_are_not_shown(tmp_path):
