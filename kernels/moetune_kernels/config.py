@@ -35,7 +35,7 @@ MAX_PREFETCH = 8
 MAX_GROUP_M = 64
 MAX_ACCUMULATORS = 128  # 32-bit accumulator registers per thread; 256 spilled 391 times on sm_90 (128x256, 4 warps)
 MAXNREG_MARGIN = 26  # ptxas refuses a register cap under accumulators + 26 (seen in 7 of 120 configs on sm_90)
-BARRIER_BYTES = 1024  # what a TMA pipeline's barriers may add to the tiles
+BARRIER_BYTES = 1024  # what the barriers of a TMA pipeline, or of tcgen05, may add to the tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,9 @@ class MoEKernelConfig:
         """Return the bytes of shared memory that the pipelined tiles need on compute capability ``sm``.
 
         Asynchronous tensor instructions (wgmma: sm_90, 64 rows or more, 4 warps or more) read every stage from shared
-        memory; mma.sync tiles hold one stage less, because the last is already in registers. Checked against the
-        compiler in ``tests/offline/test_smem_rule.py``.
+        memory; mma.sync tiles hold one stage less, because the last is already in registers. Afterwards the output
+        tile is rearranged for the store in the same bytes. Checked against the compiler in
+        ``tests/offline/test_smem_rule.py``.
         """
         tiles = 2 if role is Role.GATE_UP else 1
         row_bytes = self.block_m * ACTIVATION_BYTES + tiles * self.block_n * shape.format.bytes_per_weight
@@ -111,7 +112,8 @@ class MoEKernelConfig:
         by_descriptor = self.structure is not Structure.GATHER
         asynchronous = sm >= 90 and sm != 120 and self.block_m >= 64 and self.num_warps >= 4
         stages = self.prefetch_distance if asynchronous else max(self.prefetch_distance - 1, 1)
-        return stages * per_stage + (BARRIER_BYTES if by_descriptor else 0)
+        barriers = BARRIER_BYTES if by_descriptor or (asynchronous and 100 <= sm < 120) else 0
+        return max(stages * per_stage + barriers, self.block_m * self.block_n * ACTIVATION_BYTES)
 
     def why_not(self, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
         """Say why this config cannot run ``role`` of ``shape`` on ``device``, or None when it can."""
