@@ -28,7 +28,7 @@ def doctor() -> None:
         for line in what_works_without_a_gpu():
             out.result(f"  {line}")
     if not diagnosis.can_sweep:
-        raise MissingError("no sweep can run here; the lines marked problem say what to do")
+        raise MissingError("no sweep can run here: no GPU that works and no recorded trials; the fixes stand above")
     out.result("A sweep can run here, on the GPU." if diagnosis.live else "A sweep can run here, on recorded trials.")
 
 

@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the one place: everything becomes a sentence and an exit code
         return fail(error)
     if code == INTERRUPTED:
-        out.error("interrupted; trials that had ended are in the store, and the same command continues from them")
+        out.error("interrupted; a sweep keeps the trials that had ended, and the same command continues from them")
     return code if isinstance(code, int) else 0
 
 

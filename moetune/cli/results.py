@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from moetune.profiling.terminal import LETTERS
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -20,7 +22,7 @@ _FIGURES = """\
 bound: share of the physical bound reached; figures: c hardware counter, e CUDA
 events, s static (code over time), a analytical, p sum of parts, - unavailable
 tiles: rows x columns of gate-up, then down; g gather, t tma, p tma_permute"""
-_MARKS = {"counter": "c", "event": "e", "static": "s", "analytical": "a", "composed": "p", "unavailable": ""}
+_MARKS = {source.value: letter for source, letter in LETTERS.items()}
 
 
 def tuned_table(entries: Mapping[int, Entry]) -> Table:
@@ -76,7 +78,7 @@ def figure(value: Mapping[str, Any]) -> str:
     >>> figure({"value": 4120.2, "source": "counter"})
     '4120c'
     """
-    return amount(value["value"]) + _MARKS[value["source"]]
+    return amount(value["value"]) + _MARKS.get(value["source"], "")
 
 
 def tiles(plan: LayerPlan) -> str:

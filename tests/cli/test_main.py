@@ -169,3 +169,13 @@ def test_sigterm_unwinds_as_ctrl_c_does():
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == "unwound\n"
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_python_without_the_dependencies_gets_one_sentence(tmp_path):
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
+    command = [sys.executable, "-m", "moetune", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: typer is not installed")
+    assert done.stderr.count("\n") == 1

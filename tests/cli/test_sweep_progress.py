@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from moetune.cli.sweep_display import PlainLines, live_view, row_text
+from moetune.cli.sweep_display import PlainLines, live_view, row_text, sweep_display
 from moetune.cli.sweep_progress import SweepProgress, status_line
 from moetune.engine.events import (
     CompileProgress,
@@ -138,6 +139,25 @@ def test_the_live_view_fits_80_columns_and_24_lines_with_the_whole_ladder(progre
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert "123457" in sink.getvalue()
+
+
+def test_a_terminal_gets_a_live_view_that_leaves_only_the_lines_that_matter(monkeypatch):
+    class Terminal(StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with sweep_display() as on_event:
+        on_event(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, (1, 16), Path("trials.sqlite"), 0))
+        on_event(TokenStarted(1, 1, 2))
+        on_event(TokenDone(entry(tokens=1)))
+        on_event(Warned("the clocks fell by [bold]10%[/bold]"))
+    text = screen.getvalue()
+    assert "warning: the clocks fell by [bold]10%[/bold]" in text
+    assert "of bound" in text
+    assert text.endswith("\x1b[2K")  # the view itself is wiped: results follow on stdout
 
 
 def test_plain_lines_go_to_stderr_one_per_thing_that_happened(capsys):
