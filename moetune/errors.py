@@ -4,7 +4,7 @@ MoetuneError                the runtime's base: the message says what, got, and 
 ├── UsageError     exit 2   a bad flag, a bad input file, a combination that makes no sense (also a ValueError)
 ├── MissingError   exit 3   something that this machine lacks: a GPU, a compiler, a recording
 ├── RunError       exit 1   failed while running: no candidate passed, a device fault, a table that reads back wrong
-└── the runtime's own       ShapeError, UnsupportedConfigError, TableError (exit 2), UnsupportedDeviceError (exit 3)
+└── the runtime's own       ShapeError, UnsupportedConfigError (exit 2), UnsupportedDeviceError (exit 3), TableError (1)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EXIT_CODES: tuple[tuple[type[MoetuneError], int], ...] = (
     (UsageError, 2),
     (ShapeError, 2),
     (UnsupportedConfigError, 2),
-    (TableError, 2),
+    (TableError, 1),  # of a table that was written or looked up; one that the user names is checked by the command
     (MissingError, 3),
     (UnsupportedDeviceError, 3),
     (MoetuneError, 1),

@@ -35,7 +35,7 @@ def fail_with(monkeypatch, error):
         (RunError("no candidate passed"), 1),
         (UsageError("bad flag"), 2),
         (ShapeError("bad size"), 2),
-        (TableError("bad table"), 2),
+        (TableError("the lookup would not find it"), 1),
         (MissingError("no GPU"), 3),
         (UnsupportedDeviceError("no CUDA device 7"), 3),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 3),
