@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import moetune
 import moetune_kernels
 from moetune.outcome import Failed, FailureKind
 
@@ -169,7 +168,7 @@ def _run_limited(command: Sequence[str], output: int, time_limit_s: float) -> in
 
 def _environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    roots = [Path(str(package.__file__)).resolve().parents[1] for package in (moetune, moetune_kernels)]
+    roots = [Path(__file__).resolve().parents[2], Path(str(moetune_kernels.__file__)).resolve().parents[1]]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment["PYTHONPATH"] = os.pathsep.join([*map(str, roots), *inherited])
     # Otherwise ncu copies its section files into the user's Documents.
