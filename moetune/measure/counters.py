@@ -227,6 +227,9 @@ def assign(
             out[job] = Failed(FailureKind.RESOURCES, str(ended[index]))
         elif index in ended and len(found[index]) == launched > 0:
             out[job] = found[index]
+        elif found[index]:
+            listed = f"ncu listed {len(found[index])} of {launched} launches"
+            out[job] = Failed(FailureKind.LAUNCH, listed if index in ended else f"{listed}; {explain(run).reason}")
         else:
             out[job] = explain(run)
     return out

@@ -83,7 +83,7 @@ def _compute(evidence: Evidence) -> Verdict | None:
 def _bandwidth(evidence: Evidence) -> Verdict | None:
     if evidence.dram is None or evidence.dram < BUSY:
         return None
-    sentence = f"DRAM runs at {_percent(evidence.dram)} of what this device reaches{_guess(evidence)}"
+    sentence = f"DRAM runs at {_percent(evidence.dram)} of what a large copy reaches{_guess(evidence)}"
     again = _rereading(evidence)
     if again is not None:
         return Verdict(Kind.BANDWIDTH, sentence, again)
