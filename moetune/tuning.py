@@ -15,6 +15,7 @@ from moetune.engine.backend import Backend, Ceilings
 from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
 from moetune.engine.events import Emit, SweepStarted
+from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, UsageError
@@ -34,63 +35,19 @@ from moetune.strategies import STRATEGIES
 from moetune.tables.writer import write_table
 from moetune_kernels import __version__
 from moetune_kernels.config import Structure
+from moetune_kernels.device import device_info
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.kernel_hash import source_sha256
 from moetune_kernels.paths import search_dirs, user_tables_dir
 from moetune_kernels.plan import LayerPlan
-from moetune_kernels.shape import MAX_TOKENS, MoEShape
+from moetune_kernels.shape import MAX_TOKENS
 from moetune_kernels.table import Entry, TunedTable
+
+__all__ = ["Bed", "SweepRequest", "SweepResult", "replay_bed", "run_on", "sweep"]
 
 REPLAY_DIRECTORY = Path("moetune-replay")
 CLOSING_SHARE = 0.03  # of the budget: process start before, and end after, what the budget counts
 RECORDING_SUFFIXES = (".xz", ".gz")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRequest:
-    """What ``moetune sweep`` was asked for.
-
-    Args:
-        shape: the layer.
-        tokens: token counts to tune.
-        budget_s: wall seconds; None for no limit.
-        device_index: CUDA device, relative to CUDA_VISIBLE_DEVICES.
-        out_dir: where the table goes; None for the user's tables, or ``./moetune-replay`` without a GPU.
-        store_path: the trial store; None for the default one.
-        fresh: ignore the trials of earlier sweeps.
-        model: the model's name, for people.
-        seed: of inputs and of strategies that draw.
-        command: the command line, for the table.
-        record: file for a recording of all trials (``.jsonl.xz``).
-        strategy: which search races the candidates.
-    """
-
-    shape: MoEShape
-    tokens: tuple[int, ...]
-    budget_s: float | None = None
-    device_index: int = 0
-    out_dir: Path | None = None
-    store_path: Path | None = None
-    fresh: bool = False
-    model: str | None = None
-    seed: int = 0
-    command: str = "moetune sweep"
-    record: Path | None = None
-    strategy: str = "staged"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepResult:
-    """What a sweep left. ``failures`` and ``removed`` count trials that failed and configs that cannot run, by reason."""
-
-    table_path: Path
-    table: TunedTable
-    store_path: Path
-    trials: int
-    failures: Counter[str]
-    removed: Counter[str]
-    backend: str
-    stopped_early: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +146,8 @@ def _gpu_is_there() -> bool:
 def _gpu_bed(request: SweepRequest) -> Bed:
     from moetune.measure.cuda import CudaBackend
 
-    heuristic_plan(request.shape, 1, _device(request))  # refuses what no kernel runs before the weights are made
+    # Refuses a format or a device that no kernel runs, before compile processes start.
+    heuristic_plan(request.shape, 1, device_info(request.device_index))
     backend = CudaBackend(request.shape, request.device_index, seed=request.seed)
     provenance = Provenance(
         backend=backend.name,
@@ -205,14 +163,17 @@ def _gpu_bed(request: SweepRequest) -> Bed:
         provenance=provenance,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         out_dir=request.out_dir or user_tables_dir(),
-        store_path=request.store_path or default_store_path(),
+        store_path=request.store_path or _default_store(),
     )
 
 
-def _device(request: SweepRequest):  # noqa: ANN202
-    from moetune_kernels.device import device_info
-
-    return device_info(request.device_index)
+def _default_store() -> Path:
+    try:
+        return default_store_path()
+    except RuntimeError:  # a container whose user has no passwd entry
+        raise UsageError(
+            "the user has no home folder to keep trials in; name a file with --store or MOETUNE_STORE"
+        ) from None
 
 
 def _replay_bed(request: SweepRequest) -> Bed:

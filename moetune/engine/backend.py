@@ -102,8 +102,13 @@ class Backend(Protocol):
         """Compare the whole layer with the reference on fresh random inputs."""
         ...
 
-    def counters(self, plans: dict[int, LayerPlan]) -> dict[int, LayerFigures | Failed]:
-        """Read hardware counters for the winner of each token count; Failed says why there are none."""
+    def counters(self, plans: dict[int, LayerPlan], limit_s: float = 120.0) -> dict[int, LayerFigures | Failed]:
+        """Read hardware counters for the winner of each token count; Failed says why there are none.
+
+        Args:
+            plans: the winner of each token count.
+            limit_s: wall seconds that this may take.
+        """
         ...
 
     def close(self) -> None:

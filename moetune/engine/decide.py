@@ -16,7 +16,7 @@ COMPOSED_FLOOR = 0.03  # sums of cold kernels against a measured layer: launch g
 TIE_LIMIT = 0.01  # however wide the noise is, a plan 1% behind the best is no equal of it
 # The median's standard error is 1.25 sigma / sqrt(n), and half the 20th to 80th percentile range is 0.84 sigma.
 SPREAD_TO_ERROR = 1.49
-CONFIDENCE = 2.0  # standard errors of the difference: about 95%
+CONFIDENCE = 3.0  # standard errors of the difference: 18 token counts times a few challengers leave room for luck
 
 _SIMPLER = {Structure.GATHER: 0, Structure.TMA: 1, Structure.TMA_PERMUTE: 2}
 

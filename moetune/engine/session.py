@@ -35,6 +35,7 @@ from moetune_kernels.plan import LayerPlan
 from moetune_kernels.table import Entry
 
 RACES_SHARE = (0.4, 0.75)  # of a token count's time: the end of gate-up's race, and of down's within what is left
+COUNTERS_LIMIT_S = 120.0  # a profiler that has not answered by then is stuck
 COUNTERS_S = 8.0  # below this the profiler cannot even start and load the weights
 QUICK_S = 0.3  # with less than this for a token count there is no race, only the default and the neighbours' winners
 
@@ -171,8 +172,8 @@ class Session:
         self._entries[tokens] = entry
         self._verdicts[tokens] = verdict
         self._memory.winners[tokens] = verdict.winner.plan
-        self._emit(TokenDone(with_ranges(self._entries)[tokens]))
         self._write()
+        self._emit(TokenDone(with_ranges(self._entries)[tokens]))
 
     def _tune(self, tokens: int, deadline: Deadline) -> Verdict | Failed:
         preferred = self._memory.neighbours(tokens)
@@ -228,9 +229,10 @@ class Session:
             self._emit(Warned("no time was left for hardware counters: figures are estimates"))
             return
         self._emit(CountersStarted(len(self._entries)))
+        limit_s = min(self.job.budget.remaining_s, COUNTERS_LIMIT_S)
         winners = {tokens: verdict.winner.plan for tokens, verdict in sorted(self._verdicts.items())}
         refused: Counter[str] = Counter()
-        for tokens, figures in self.backend.counters(winners).items():
+        for tokens, figures in self.backend.counters(winners, limit_s).items():
             if isinstance(figures, Failed):
                 refused[figures.reason] += 1
             else:

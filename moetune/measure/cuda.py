@@ -278,7 +278,9 @@ class CudaBackend:
         """Compare the whole layer with the reference on rows of another seed."""
         return self._answer(lambda: self._now_open.verify_layer(plan))
 
-    def counters(self, plans: dict[int, LayerPlan]) -> dict[int, LayerFigures | Failed]:
+    def counters(
+        self, plans: dict[int, LayerPlan], limit_s: float = COUNTERS_LIMIT_S
+    ) -> dict[int, LayerFigures | Failed]:
         """Read hardware counters for each token count's plan; frees the weights first, because ncu's worker needs room."""
         from moetune.measure.counters import SWEEP_SETS, CounterJob, read_counters
 
@@ -286,7 +288,7 @@ class CudaBackend:
             return {}
         self._release()
         jobs = {CounterJob(shape=self._shape, tokens=tokens, plan=plan): tokens for tokens, plan in plans.items()}
-        found = read_counters(list(jobs), device_index=self._index, sets=SWEEP_SETS, time_limit_s=COUNTERS_LIMIT_S)
+        found = read_counters(list(jobs), device_index=self._index, sets=SWEEP_SETS, time_limit_s=limit_s)
         return {
             jobs[job]: result if isinstance(result, Failed) else counted(result, layer_work(self._shape, job.tokens))
             for job, result in found.items()

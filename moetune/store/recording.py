@@ -11,6 +11,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -80,7 +81,8 @@ def save_recording(recording: Recording, path: Path) -> Path:
         temporary.write_bytes(data)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise RecordingError(f"cannot write the recording {path}: {error}; name another file") from None
     return path
 

@@ -1,0 +1,57 @@
+"""What a sweep is asked for, and what it leaves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from moetune_kernels.shape import MoEShape
+from moetune_kernels.table import TunedTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """What ``moetune sweep`` was asked for.
+
+    Args:
+        shape: the layer.
+        tokens: token counts to tune.
+        budget_s: wall seconds; None for no limit.
+        device_index: CUDA device, relative to CUDA_VISIBLE_DEVICES.
+        out_dir: where the table goes; None for the user's tables, or ``./moetune-replay`` without a GPU.
+        store_path: the trial store; None for the default one.
+        fresh: ignore the trials of earlier sweeps.
+        model: the model's name, for people.
+        seed: of inputs and of strategies that draw.
+        command: the command line, for the table.
+        record: file for a recording of all trials (``.jsonl.xz``).
+        strategy: which search races the candidates.
+    """
+
+    shape: MoEShape
+    tokens: tuple[int, ...]
+    budget_s: float | None = None
+    device_index: int = 0
+    out_dir: Path | None = None
+    store_path: Path | None = None
+    fresh: bool = False
+    model: str | None = None
+    seed: int = 0
+    command: str = "moetune sweep"
+    record: Path | None = None
+    strategy: str = "staged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """What a sweep left. ``failures`` and ``removed`` count trials that failed and configs that cannot run, by reason."""
+
+    table_path: Path
+    table: TunedTable
+    store_path: Path
+    trials: int
+    failures: Counter[str]
+    removed: Counter[str]
+    backend: str
+    stopped_early: bool

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from moetune.engine.bench import Bench
+from moetune.engine.budget import Deadline
+from moetune.engine.compose import compose
+from moetune.engine.finals import Finals, Verdict
+from moetune.engine.race import Standing
+from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject
+from moetune_kernels.config import MoEKernelConfig, Structure
+from moetune_kernels.plan import LayerPlan
+
+BASE = MoEKernelConfig(structure=Structure.GATHER, block_m=16, block_n=64, block_k=64)
+WRONG = Failed(FailureKind.WRONG, "relative error 0.2")
+NONE = Figure.unavailable("not measured here")
+
+
+def measured(median_us, samples=20):
+    return Measured(
+        median_us=median_us,
+        spread_us=0.01,
+        samples=samples,
+        flops_per_byte=NONE,
+        bandwidth_gbps=NONE,
+        issue_efficiency=NONE,
+    )
+
+
+def plan(block_n, block_m=16):
+    config = replace(BASE, block_n=block_n, block_m=block_m)
+    return LayerPlan(gate_up=config, down=config)
+
+
+DEFAULT, SLOW, FAST, FASTEST = plan(16), plan(32), plan(64), plan(128)
+TIMES = {DEFAULT: 100.0, SLOW: 120.0, FAST: 90.0, FASTEST: 80.0}
+
+
+def decide(fake_backend, plans=(SLOW, FAST, FASTEST), wrong=(), fails=None):
+    fails = fails or {}
+    backend = fake_backend(
+        layer=lambda the_plan, rounds, tokens: fails.get(the_plan) or measured(TIMES[the_plan], rounds),
+        verify_layer=lambda the_plan: WRONG if the_plan in wrong else None,
+    )
+    bench = Bench(backend, backend.journal, lambda _: None)
+    backend.open(64)
+    return Finals(bench, 64, DEFAULT, Deadline(inf, lambda: 0.0)).run(list(plans)), backend.journal
+
+
+def won(verdict):
+    assert isinstance(verdict, Verdict), verdict
+    return verdict.winner.plan, verdict.baseline_us
+
+
+def test_the_fastest_plan_wins_and_is_verified_as_a_layer(fake_backend):
+    verdict, journal = decide(fake_backend)
+    assert won(verdict) == (FASTEST, 100.0)
+    verified = {trial.choice for trial in journal.trials if trial.verified}
+    assert verified == {FASTEST, DEFAULT}
+    assert {(trial.subject, trial.stage) for trial in journal.trials} == {(Subject.LAYER, Stage.FINAL)}
+    assert len(journal.trials) == 4
+
+
+def test_a_layer_that_is_wrong_leaves_the_entry_to_the_next(fake_backend):
+    verdict, journal = decide(fake_backend, wrong=[FASTEST])
+    assert won(verdict) == (FAST, 100.0)
+    assert next(trial.outcome for trial in journal.trials if trial.choice == FASTEST) == WRONG
+
+
+def test_the_default_stays_when_nothing_beats_it(fake_backend):
+    verdict, _ = decide(fake_backend, plans=[SLOW])
+    assert won(verdict) == (DEFAULT, 100.0)
+
+
+def test_a_wrong_default_is_no_baseline_and_the_best_right_plan_wins_even_if_slower(fake_backend):
+    verdict, _ = decide(fake_backend, plans=[SLOW], wrong=[DEFAULT])
+    assert won(verdict) == (SLOW, None)
+
+
+def test_a_default_that_cannot_run_is_no_baseline(fake_backend):
+    verdict, _ = decide(fake_backend, fails={DEFAULT: Failed(FailureKind.RESOURCES, "out of memory")})
+    assert won(verdict) == (FASTEST, None)
+
+
+def test_a_plan_that_missed_the_last_heat_wins_when_all_before_it_are_wrong(fake_backend):
+    plans = [plan(16, block_m) for block_m in (32, 64, 128)]
+    for place, the_plan in enumerate(plans):
+        TIMES[the_plan] = 50.0 + place
+    verdict, _ = decide(fake_backend, plans=[*plans, FAST], wrong=[*plans, DEFAULT])
+    assert won(verdict) == (FAST, None)
+
+
+@pytest.mark.parametrize("wrong", [[DEFAULT, SLOW, FAST, FASTEST]], ids=["all-wrong"])
+def test_no_right_plan_is_a_failure_with_its_reason(fake_backend, wrong):
+    verdict, _ = decide(fake_backend, wrong=wrong)
+    assert verdict == WRONG
+
+
+def test_pairs_share_a_block_m_that_routing_can_serve():
+    def standings(block_us):
+        return [Standing(replace(BASE, block_m=block_m), measured(time_us)) for block_m, time_us in block_us.items()]
+
+    gate_up, down = standings({16: 50.0, 32: 40.0, 64: 10.0}), standings({16: 20.0, 32: 60.0})
+    found = compose(gate_up, down, {16: 5.0, 32: 1.0, 64: 1.0})
+    assert [(composed.plan.block_m, composed.sum_us) for composed in found] == [(16, 75.0), (32, 101.0)]
+
+
+def test_a_second_block_m_is_heard_among_the_finalists():
+    many = [Standing(replace(BASE, block_n=width), measured(10.0)) for width in (16, 32, 64, 128)]
+    other = Standing(replace(BASE, block_m=32), measured(50.0))
+    found = compose([*many, other], [*many, other], {16: 1.0, 32: 1.0})
+    assert len(found) == 6
+    assert found[3].plan.block_m == 32

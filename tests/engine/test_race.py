@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from moetune.engine.bench import MAX_SPILLS, Bench
+from moetune.engine.budget import Deadline
+from moetune.engine.race import Race
+from moetune.outcome import Compiled, Failed, FailureKind, Measured, Subject
+from moetune.strategies import Exhaustive, Staged, Terrain
+from moetune_kernels.config import MoEKernelConfig, Role, Structure
+
+ROLE = Role.DOWN
+BASE = MoEKernelConfig(structure=Structure.GATHER, block_m=16, block_n=64, block_k=64)
+RIGHT = replace(BASE, block_n=128)
+CONFIGS = tuple(
+    replace(BASE, block_n=block_n, num_warps=num_warps) for block_n in (16, 32, 64, 128) for num_warps in (2, 4, 8)
+)
+NEVER = Deadline(inf, lambda: 0.0)
+
+
+def race_of(backend, deadline=NEVER, compiled=CONFIGS):
+    bench = Bench(backend, backend.journal, lambda _: None)
+    bench.compile({ROLE: compiled}, NEVER)
+    backend.open(64)
+    return Race(bench, ROLE, 64, deadline)
+
+
+def ended_in(race):
+    journal: Any = race.bench.journal  # the fake GPU's own
+    return journal.trials
+
+
+def run(race, configs=CONFIGS):
+    return race.run(Exhaustive(Terrain(coarse=configs, neighbours=lambda _: ())))
+
+
+def times(table, default=500.0):
+    return lambda role, config, tokens: table.get(config, default)
+
+
+def wrong(*configs):
+    reason = Failed(FailureKind.WRONG, "relative error 0.41")
+    return lambda role, config: reason if config in configs else None
+
+
+def test_the_fastest_right_config_finishes_first_with_the_most_samples(fake_backend):
+    table = {config: 100.0 + place for place, config in enumerate(CONFIGS)}
+    standings = run(race_of(fake_backend(kernel_us=times(table))))
+    assert standings[0].config == CONFIGS[0]
+    assert standings[0].measured.samples == 25
+    assert all(standing.measured.median_us <= 125.0 for standing in standings)
+
+
+def test_fast_but_wrong_kernels_never_finish_even_when_the_right_one_is_the_slowest(fake_backend):
+    planted = CONFIGS[:3]
+    table = dict.fromkeys(planted, 50.0) | {RIGHT: 110.0}
+    race = race_of(fake_backend(kernel_us=times(table), verify_kernel=wrong(*planted)), compiled=(*planted, RIGHT))
+    standings = run(race, (*planted, RIGHT))
+    assert [standing.config for standing in standings] == [RIGHT]
+    ended = [trial for trial in ended_in(race) if trial.choice in planted and isinstance(trial.outcome, Failed)]
+    assert {trial.choice for trial in ended} == set(planted)
+    assert {trial.outcome for trial in ended} == {Failed(FailureKind.WRONG, "relative error 0.41")}
+
+
+def test_a_wrong_kernel_that_set_the_pace_does_not_shut_the_right_ones_out(fake_backend):
+    cheat = CONFIGS[0]
+    race = race_of(fake_backend(kernel_us=times({cheat: 1.0, RIGHT: 100.0}), verify_kernel=wrong(cheat)))
+    standings = run(race)
+    assert standings[0].config == RIGHT
+
+
+def test_a_first_launch_over_two_and_a_half_times_the_best_gets_no_second(fake_backend):
+    slow = CONFIGS[1]
+    table = dict.fromkeys(CONFIGS, 100.0) | {slow: 260.0}
+    race = race_of(fake_backend(kernel_us=times(table)))
+    run(race)
+    ended = [trial for trial in ended_in(race) if trial.choice == slow]
+    assert [trial.outcome.kind for trial in ended] == [FailureKind.SLOW]
+    assert "2.5 times" in ended[0].outcome.reason
+
+
+def test_survivors_are_compared_with_the_reference_once_and_others_not_at_all(fake_backend):
+    table = {config: 100.0 + 30 * place for place, config in enumerate(CONFIGS)}
+    backend = fake_backend(kernel_us=times(table))
+    run(race_of(backend))
+    verified = {
+        call[2]: count
+        for call, count in backend.calls.items()
+        if isinstance(call, tuple) and call[0] == "verify_kernel"
+    }
+    assert verified == {CONFIGS[0]: 1}
+
+
+def test_spilling_and_refused_kernels_are_dropped_with_their_reason_before_they_run(fake_backend):
+    spilling, refused = CONFIGS[0], CONFIGS[1]
+
+    def compile_hook(role, config):
+        if config == refused:
+            return Failed(FailureKind.COMPILE, "PassManager::run failed")
+        spills = MAX_SPILLS + 1 if config == spilling else MAX_SPILLS
+        return Compiled(registers=255, spills=spills, smem_bytes=1, block_size=config.block_size)
+
+    backend = fake_backend(compile=compile_hook)
+    race = race_of(backend)
+    standings = run(race)
+    reasons = {trial.choice: trial.outcome for trial in ended_in(race) if trial.tokens == 0}
+    assert reasons[refused] == Failed(FailureKind.COMPILE, "PassManager::run failed")
+    assert reasons[spilling].kind is FailureKind.RESOURCES
+    assert "spills 17 registers" in reasons[spilling].reason
+    assert backend.calls["first_launch"] == len(CONFIGS) - 2
+    assert not {spilling, refused} & {standing.config for standing in standings}
+
+
+def test_a_crashing_kernel_does_not_stop_the_race(fake_backend):
+    crash = Failed(FailureKind.LAUNCH, "an illegal memory access was encountered")
+    backend = fake_backend(first_launch=lambda role, config: crash if config == CONFIGS[3] else None)
+    race = race_of(backend)
+    assert CONFIGS[3] not in {standing.config for standing in run(race)}
+    assert [trial.outcome for trial in ended_in(race) if trial.choice == CONFIGS[3]] == [crash]
+
+
+def test_every_block_m_keeps_finishers_so_that_the_two_gemms_can_meet(fake_backend):
+    configs = tuple(replace(config, block_m=block_m) for block_m in (16, 32, 64) for config in CONFIGS)
+    block_us = {16: 100.0, 32: 140.0, 64: 190.0}
+    backend = fake_backend(kernel_us=lambda role, config, tokens: block_us[config.block_m] + config.num_warps)
+    standings = run(race_of(backend, compiled=configs), configs)
+    assert {standing.config.block_m for standing in standings} == {16, 32}  # 64 is hopelessly behind
+
+
+def test_a_passed_deadline_still_races_a_few_and_says_that_it_was_cut(fake_backend):
+    backend = fake_backend()
+    race = race_of(backend, Deadline(-1.0, lambda: 0.0))
+    standings = run(race)
+    assert standings
+    assert backend.calls["first_launch"] == 6
+    assert race.was_cut
+
+
+def test_neighbours_are_compiled_when_the_search_asks_for_them(fake_backend):
+    better = replace(CONFIGS[0], prefetch_distance=5)
+    table = {config: 100.0 + place for place, config in enumerate(CONFIGS)} | {better: 60.0}
+    backend = fake_backend(kernel_us=times(table))
+    race = race_of(backend)
+    terrain = Terrain(coarse=CONFIGS, neighbours=lambda config: [replace(config, prefetch_distance=5)], polish=4)
+    standings = race.run(Staged(terrain))
+    assert standings[0].config == better
+    assert backend.calls["compile"] == len(CONFIGS) + 3  # one neighbour of each of the best three
+
+
+def test_a_known_trial_is_not_timed_again(fake_backend):
+    first = fake_backend()
+    race = race_of(first)
+    finished = run(race)
+    again = fake_backend()
+    bench = Bench(again, again.journal, lambda _: None, {(t.subject, t.tokens, t.choice): t for t in ended_in(race)})
+    bench.compile({ROLE: CONFIGS}, NEVER)
+    again.open(64)
+    second = Race(bench, ROLE, 64, NEVER)
+    assert run(second) == finished
+    assert again.calls["first_launch"] == again.calls["time_kernel"] == bench.trials == 0
+
+
+def test_ratios_tell_how_far_behind_each_config_was(fake_backend):
+    table = dict.fromkeys(CONFIGS, 100.0) | {CONFIGS[0]: 80.0, CONFIGS[5]: 900.0}
+    race = race_of(fake_backend(kernel_us=times(table)))
+    run(race)
+    ratios = race.ratios()
+    assert ratios[CONFIGS[0]] == 1.0
+    assert ratios[CONFIGS[1]] == pytest.approx(1.25)
+    assert ratios[CONFIGS[5]] == inf
+
+
+def test_trials_say_what_they_were(fake_backend):
+    race = race_of(fake_backend())
+    run(race)
+    assert {trial.subject for trial in ended_in(race)} == {Subject.DOWN}
+    assert {trial.tokens for trial in ended_in(race)} == {64}
+    assert all(trial.compiled is not None for trial in ended_in(race))
+    assert all(isinstance(trial.outcome, Measured) for trial in ended_in(race) if trial.verified)

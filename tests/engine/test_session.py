@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import pytest
+
+from moetune.engine import events
+from moetune.engine.budget import Budget
+from moetune.engine.schedule import affordable_kernels, anchors, order
+from moetune.engine.session import Job, Ports, Session
+from moetune.errors import RunError
+from moetune.outcome import Failed, FailureKind, Figure, Measured, Source, Stage, Subject
+from moetune.strategies import Staged
+from moetune_kernels.config import Role
+from moetune_kernels.heuristic import heuristic_plan
+from moetune_kernels.table import Entry
+
+TOKENS = (1, 8, 64, 128, 512, 1024, 4096)
+
+
+class Audience:
+    def __init__(self):
+        self.events, self.tables = [], []
+        self.journal: Any = None
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def run(backend, tmp_path, budget=None, audience=None, tokens=TOKENS, known=None):
+    audience = audience or Audience()
+    audience.journal = backend.journal
+    ports = Ports(
+        journal=backend.journal,
+        known=known or {},
+        strategy=Staged,
+        default_plan=lambda count: heuristic_plan(backend.shape, count, backend.device),
+        write_table=lambda entries, _: audience.tables.append(dict(entries)) or tmp_path / "table.json",
+        emit=audience.events.append,
+    )
+    job = Job(tokens=tokens, budget=budget or Budget(None), kernels=120, polish=40)
+    return Session(backend, job, ports).run(), audience
+
+
+def test_every_token_count_gets_a_verified_entry_no_slower_than_the_default(fake_backend, tmp_path):
+    backend = fake_backend()
+    result, audience = run(backend, tmp_path)
+    assert tuple(result.entries) == TOKENS
+    for entry in result.entries.values():
+        assert isinstance(entry, Entry)
+        assert entry.baseline_us is not None
+        assert entry.median_us <= entry.baseline_us
+        assert entry.plan.why_not(backend.device, backend.shape) is None
+        assert entry.plan.gate_up.smem_size == 4096  # what the compiler reported
+        assert {entry.flops_per_byte["source"], entry.issue_efficiency["source"]} == {"unavailable"}
+    assert sum(entry.median_us < (entry.baseline_us or 0.0) for entry in result.entries.values()) >= 4
+    finals = [t for t in audience.journal.trials if t.stage is Stage.FINAL and t.verified]
+    assert {trial.tokens for trial in finals} == set(TOKENS)
+    assert audience.journal.bounds == {tokens: 1.0 + tokens / 100 for tokens in TOKENS}
+    assert not result.stopped_early
+
+
+def test_the_winner_is_near_the_best_of_everything_that_was_compiled(fake_backend, tmp_path):
+    backend = fake_backend()
+    result, audience = run(backend, tmp_path)
+    for tokens, entry in result.entries.items():
+        backend.open(tokens)
+        screened = {
+            role: {t.choice for t in audience.journal.trials if t.subject.value == role.value and t.tokens == tokens}
+            for role in Role
+        }
+        best_us = min(
+            4.0 + sum(min(backend.kernel_us(role, c) for c in screened[role] if c.block_m == block_m) for role in Role)
+            for block_m in (16, 32, 64, 128, 256)
+            if all(any(c.block_m == block_m for c in screened[role]) for role in Role)
+        )
+        assert entry.median_us <= 1.011 * best_us
+
+
+def test_the_table_is_written_after_every_token_count_with_ranges_that_meet(fake_backend, tmp_path):
+    _, audience = run(fake_backend(), tmp_path)
+    sizes = [len(entries) for entries in audience.tables]
+    assert sizes == [1, 2, 3, 4, 5, 6, 7, 7]
+    ranges = [entry.serves for entry in audience.tables[-1].values()]
+    assert ranges[0][0] == TOKENS[0]
+    assert all(high + 1 == low for (_, high), (low, _) in pairwise(ranges))
+    assert audience.tables[-1][64].serves == (23, 90)  # up to the geometric means of 8 and 64, 64 and 128
+    assert len(audience.of(events.TableWritten)) == len(sizes)
+
+
+def test_each_token_count_is_opened_once_and_each_kernel_compiled_once(fake_backend, tmp_path):
+    backend = fake_backend()
+    run(backend, tmp_path)
+    assert sorted(backend.opened) == sorted(TOKENS)
+    assert 120 <= backend.calls["compile"] <= 120 + 40 + 2 * len(TOKENS)
+    assert (
+        max(count for call, count in backend.calls.items() if isinstance(call, tuple) and call[0] == "verify_kernel")
+        == 1
+    )
+
+
+def test_a_token_count_without_memory_is_skipped_and_the_others_are_tuned(fake_backend, tmp_path):
+    full = Failed(FailureKind.RESOURCES, "needs 200 GB for 4096 tokens, 139 GB are free")
+    result, audience = run(fake_backend(open=lambda tokens: full if tokens == 4096 else None), tmp_path)
+    assert tuple(result.entries) == TOKENS[:-1]
+    assert audience.of(events.TokenFailed) == [events.TokenFailed(4096, full.reason)]
+
+
+def test_nothing_that_runs_is_an_error_that_says_what_happened(fake_backend, tmp_path):
+    wrong = Failed(FailureKind.WRONG, "relative error 0.5")
+    backend = fake_backend(verify_kernel=lambda role, config: wrong, verify_layer=lambda plan: wrong)
+    with pytest.raises(RunError, match=r"no token count has a plan that runs and is right \(.* wrong"):
+        run(backend, tmp_path, tokens=(1, 64))
+
+
+def test_wrong_kernels_never_reach_the_table(fake_backend, tmp_path):
+    wrong = Failed(FailureKind.WRONG, "relative error 0.5")
+    backend = fake_backend(
+        verify_kernel=lambda role, config: wrong if config.structure.value.startswith("tma") else None,
+        kernel_us=lambda role, config, tokens: 50.0 if config.structure.value.startswith("tma") else None,
+        verify_layer=lambda plan: wrong if "tma" in plan.text else None,
+    )
+    result, _ = run(backend, tmp_path)
+    assert result.failures[FailureKind.WRONG] > 0
+    assert all("tma" not in entry.plan.text for entry in result.entries.values())
+
+
+def test_failures_of_every_kind_are_counted_and_do_not_stop_the_sweep(fake_backend, tmp_path):
+    kinds = [FailureKind.COMPILE, FailureKind.TIMEOUT, FailureKind.RESOURCES]
+
+    def compile_hook(role, config):
+        number = (config.block_n // 16 + config.prefetch_distance + config.num_warps) % 7
+        return Failed(kinds[number], f"failure number {number}") if number < len(kinds) else None
+
+    result, _ = run(fake_backend(compile=compile_hook), tmp_path)
+    assert tuple(result.entries) == TOKENS
+    assert all(result.failures[kind] > 0 for kind in kinds)
+
+
+def test_winners_of_neighbouring_counts_are_finalists(fake_backend, tmp_path):
+    result, audience = run(fake_backend(), tmp_path, tokens=TOKENS)
+    late = [tokens for tokens in order(TOKENS) if tokens not in anchors(TOKENS)]
+    timed = {
+        tokens: {t.choice for t in audience.journal.trials if t.subject is Subject.LAYER and t.tokens == tokens}
+        for tokens in late
+    }
+    for tokens in late:
+        below = max(count for count in anchors(TOKENS) if count < tokens)
+        if below * 8 >= tokens:
+            assert without_smem(result.entries[below].plan) in timed[tokens]
+
+
+def without_smem(plan):
+    return replace(plan, gate_up=replace(plan.gate_up, smem_size=None), down=replace(plan.down, smem_size=None))
+
+
+class SteppingClock:
+    """A clock that moves a little at every look: time passes without waiting."""
+
+    def __init__(self, step_s):
+        self.now_s, self.step_s = 0.0, step_s
+
+    def __call__(self):
+        self.now_s += self.step_s
+        return self.now_s
+
+
+@pytest.mark.parametrize("step_s", [0.05, 1.0], ids=["tight", "hopeless"])
+def test_a_small_budget_still_gives_every_token_count_an_entry_and_says_so(fake_backend, tmp_path, step_s):
+    budget = Budget(60.0, SteppingClock(step_s))
+    result, audience = run(fake_backend(), tmp_path, budget)
+    assert tuple(result.entries) == TOKENS
+    assert result.stopped_early
+    assert audience.of(events.Warned)
+    assert all(entry.baseline_us is not None for entry in result.entries.values())
+
+
+def test_counters_replace_the_winners_figures_and_are_kept_as_trials(fake_backend, tmp_path):
+    from moetune.engine.backend import LayerFigures
+
+    counted = LayerFigures(
+        flops_per_byte=Figure(16.0, Source.COUNTER),
+        bandwidth_gbps=Figure(4100.0, Source.COUNTER),
+        issue_efficiency=Figure(0.2, Source.COUNTER),
+    )
+    missing = Failed(FailureKind.RESOURCES, "ncu did not see this launch")
+    result, audience = run(fake_backend(counters=lambda plans: dict.fromkeys(plans, counted) | {64: missing}), tmp_path)
+    assert result.entries[1].bandwidth_gbps == {"value": 4100.0, "source": "counter"}
+    assert result.entries[64].bandwidth_gbps["source"] == "unavailable"
+    assert audience.tables[-1][1].issue_efficiency["source"] == "counter"
+    assert [warned.text for warned in audience.of(events.Warned)] == [
+        "no hardware counters for 1 of 7 entries: ncu did not see this launch"
+    ]
+    last = {trial.tokens: trial for trial in audience.journal.trials if trial.stage is Stage.FINAL}[1]
+    assert isinstance(last.outcome, Measured)
+    assert last.outcome.bandwidth_gbps.source is Source.COUNTER
+
+
+def test_ctrl_c_passes_through_and_leaves_what_was_done(fake_backend, tmp_path):
+    def stop(tokens):
+        if tokens == 512:
+            raise KeyboardInterrupt
+
+    audience = Audience()
+    with pytest.raises(KeyboardInterrupt):
+        run(fake_backend(open=stop), tmp_path, audience=audience)
+    assert set(audience.tables[-1]) < set(TOKENS)
+    assert audience.journal.trials
+
+
+def test_events_tell_the_whole_story(fake_backend, tmp_path):
+    _, audience = run(fake_backend(), tmp_path)
+    counts = Counter(type(event) for event in audience.events)
+    assert counts[events.TokenStarted] == counts[events.TokenDone] == len(TOKENS)
+    assert counts[events.SpaceReady] == len(Role)
+    assert counts[events.TrialEnded] == len(audience.journal.trials)
+    compiled = audience.of(events.CompileProgress)
+    assert compiled[0].done == 1
+    assert any(event.done == event.total for event in compiled)
+
+
+def test_the_ladder_is_tuned_from_five_counts_that_span_it():
+    ladder = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    assert anchors(ladder) == [1, 16, 64, 1024, 16384]
+    assert sorted(order(ladder)) == list(ladder)
+    assert order(ladder)[:5] == anchors(ladder)
+    assert anchors((4, 1)) == [1, 4]
+
+
+def test_the_budget_decides_how_many_kernels_are_compiled():
+    assert 350 <= affordable_kernels(240.0, 15) <= 450
+    assert affordable_kernels(20.0, 15) == 48
+    assert affordable_kernels(None, 1) == affordable_kernels(inf, 15) == 420
+
+
+def test_what_one_count_does_not_spend_the_later_ones_have():
+    now = [0.0]
+    budget = Budget(100.0, lambda: now[0])
+    assert budget.share([1.0, 1.0]).left_s == pytest.approx(42.5)  # 15 s are kept for the counters
+    now[0] = 10.0
+    assert budget.share([1.0]).left_s == pytest.approx(75.0)
+    now[0] = 99.0
+    assert budget.share([1.0, 1.0]).passed

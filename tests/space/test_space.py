@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from moetune.space import candidates, reason_class, recorded_space, sensible_block_ms
+from moetune_kernels.config import Role, Structure
+from moetune_kernels.device import TARGETS
+from moetune_kernels.shape import MoEShape
+
+MIXTRAL = MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2)
+QWEN = MoEShape(hidden=2048, inter=768, local_experts=128, top_k=8)
+ODD = MoEShape(hidden=97, inter=47, local_experts=5, top_k=2)
+H200 = TARGETS["sm_90"]
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [MIXTRAL, QWEN, ODD], ids=lambda shape: shape.key)
+def test_every_candidate_can_run_on_every_target(shape, target, role):
+    device = TARGETS[target]
+    space = candidates(shape, device, role, LADDER, limit=60)
+    assert space.configs
+    assert len(set(space.configs)) == len(space.configs) <= 60
+    assert {config.why_not(device, shape, role) for config in space.configs} == {None}
+
+
+def test_what_cannot_run_is_counted_by_reason_without_its_numbers():
+    space = candidates(MIXTRAL, H200, Role.GATE_UP, (4096,), limit=10)
+    assert (
+        sum(space.removed.values()) + space.legal == 3 * 3 * 5 * 4 * 3 * 5
+    )  # structures, block_m, n, k, warps, stages
+    assert space.removed["needs N B of shared memory, the limit is N B"] > 0
+    assert not any(character.isdigit() for reason in space.removed for character in reason)
+    assert reason_class("takes no K tail: 2880 is no multiple of 128") == "takes no K tail: N is no multiple of N"
+
+
+def test_a_shape_with_a_k_tail_keeps_only_pointer_loads():
+    space = candidates(ODD, H200, Role.DOWN, (1, 64), limit=1000)
+    assert {config.structure for config in space.configs} == {Structure.GATHER}
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+def test_any_prefix_of_the_compile_order_is_a_mix(role):
+    space = candidates(MIXTRAL, H200, role, LADDER, limit=160)
+    for length in (24, 80, 160):
+        prefix = space.configs[:length]
+        assert {Structure.GATHER, Structure.TMA} <= {config.structure for config in prefix}
+        assert {16, 32, 64, 128, 256} <= {config.block_m for config in prefix}
+    assert len({config.num_warps for config in space.configs}) == 3
+    assert len({config.prefetch_distance for config in space.configs}) >= 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "expected"),
+    [
+        pytest.param(MIXTRAL, 1, (16, 32, 64), id="one-row-per-expert"),
+        pytest.param(MIXTRAL, 256, (32, 64, 128), id="64-rows"),
+        pytest.param(MIXTRAL, 512, (64, 128), id="128-rows"),
+        pytest.param(MIXTRAL, 16384, (64, 128, 256), id="4096-rows"),
+        pytest.param(QWEN, 256, (16, 32, 64), id="16-rows-over-128-experts"),
+        pytest.param(replace(MIXTRAL, experts=64), 256, (16, 32, 64), id="rows-follow-the-experts-of-all-ranks"),
+    ],
+)
+def test_tile_heights_follow_the_rows_per_expert(shape, tokens, expected):
+    assert sensible_block_ms(shape, tokens) == expected
+
+
+def test_decode_alone_compiles_no_tall_tiles():
+    space = candidates(MIXTRAL, H200, Role.DOWN, (1, 2, 4), limit=200)
+    assert max(config.block_m for config in space.configs) == 64
+    assert {config.group_m for config in space.configs} == {1}
+
+
+def test_the_largest_tiles_are_guessed_to_win_at_many_rows():
+    space = candidates(MIXTRAL, H200, Role.DOWN, LADDER, limit=160)
+    tall = [config for config in space.configs if config.block_m in sensible_block_ms(MIXTRAL, 16384)]
+    first = space.by_promise(tall, 16384)[0]
+    assert first.block_m * first.block_n == 128 * 256
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+def test_neighbours_are_legal_and_differ_in_one_choice(role):
+    space = candidates(MIXTRAL, H200, role, LADDER, limit=160)
+    for config in space.configs[:40]:
+        found = space.neighbours(config, 16384)
+        assert len(set(found)) == len(found) > 0
+        for other in found:
+            changed = [
+                field.name for field in fields(config) if getattr(config, field.name) != getattr(other, field.name)
+            ]
+            assert len(changed) == 1
+            assert other.block_m == config.block_m
+            assert other.why_not(H200, MIXTRAL, role) is None
+
+
+def test_row_grouping_is_only_varied_where_an_expert_has_several_row_tiles():
+    space = candidates(MIXTRAL, H200, Role.DOWN, LADDER, limit=160)
+    config = next(config for config in space.configs if config.block_m == 128)
+    at_decode, at_prefill = ({other.group_m for other in space.neighbours(config, tokens)} for tokens in (1, 16384))
+    assert at_decode == {config.group_m}
+    assert at_prefill == {1, 4, 8, 16, 32}
+
+
+def test_a_replay_leaves_its_recorded_candidates_nowhere_to_go():
+    recorded = candidates(MIXTRAL, H200, Role.DOWN, LADDER, limit=40).configs
+    space = recorded_space(MIXTRAL, H200, Role.DOWN, LADDER, recorded)
+    assert space.configs == recorded
+    assert all(set(space.neighbours(config, 4096)) <= set(recorded) for config in recorded)
+
+
+def test_the_space_is_the_same_every_time():
+    first, second = (candidates(QWEN, H200, Role.GATE_UP, LADDER, limit=120) for _ in range(2))
+    assert first.configs == second.configs
