@@ -71,6 +71,36 @@ def test_two_processes_would_route_alike():
     assert torch.equal(one.topk_ids, two.topk_ids)
 
 
+class FakeGraphs:
+    """Runs what a graph would capture, at once."""
+
+    @classmethod
+    def start(cls):
+        return cls()
+
+    def capture(self, run):
+        run()
+        return run
+
+    def close(self):
+        pass
+
+
+class FakeTimer:
+    """Says 10 us for the first launch, 20 for the second, and so on."""
+
+    def __init__(self, *_):
+        pass
+
+    def rounds(self, launches, count):
+        return [[10.0 * (index + 1)] * count for index in range(len(launches))]
+
+
+def cpu_weights(shape, held, place):
+    del place
+    return resident_weights(shape, held, CPU)
+
+
 @pytest.fixture
 def no_gpu_calls(monkeypatch):
     """Replace what only a GPU can do: streams, graphs, events and memory figures."""
@@ -83,41 +113,19 @@ def no_gpu_calls(monkeypatch):
         profiler=SimpleNamespace(start=lambda: None, stop=lambda: None),
     )
     fake = SimpleNamespace(cuda=cuda, device=lambda *_: SimpleNamespace(type="cpu", index=0))
-
-    class Graphs:
-        @classmethod
-        def start(cls):
-            return cls()
-
-        def capture(self, run):
-            run()
-            return run
-
-        def close(self):
-            pass
-
-    class Timer:
-        def __init__(self, *_):
-            pass
-
-        def rounds(self, launches, count):
-            return [[10.0 * (index + 1)] * count for index in range(len(launches))]
-
     monkeypatch.setattr(live, "torch", fake)
-    monkeypatch.setattr(live, "Timer", Timer)
-    monkeypatch.setattr(live, "CapturedLayers", Graphs)
+    monkeypatch.setattr(live, "Timer", FakeTimer)
+    monkeypatch.setattr(live, "CapturedLayers", FakeGraphs)
     reader = SimpleNamespace(read=lambda: ClockReading(sm_mhz=1980), close=lambda: None)
     monkeypatch.setattr(live, "Clocks", SimpleNamespace(of_device=lambda index: reader))
     monkeypatch.setattr(live, "measure_ceilings", lambda *_: Ceilings(bytes_per_s=4e12, flops=7e14))
     monkeypatch.setattr(live, "device_info", lambda index: TARGETS["sm_90"])
-    monkeypatch.setattr(live, "resident_weights", lambda shape, held, place: resident_weights(shape, held, CPU))
+    monkeypatch.setattr(live, "resident_weights", cpu_weights)
     monkeypatch.setattr(live, "_reports", lambda *_: {})
     monkeypatch.setattr(live, "live_versions", lambda: {"moetune": "0"})
     monkeypatch.setattr(counters_worker, "torch", fake)
     monkeypatch.setattr(counters_worker, "finish", lambda: None)
-    monkeypatch.setattr(
-        counters_worker, "resident_weights", lambda shape, held, place: resident_weights(shape, held, CPU)
-    )
+    monkeypatch.setattr(counters_worker, "resident_weights", cpu_weights)
 
 
 REQUEST = ProfileRequest(shape=SHAPE, tokens=(1, 40), plan_choice=PLAN)
