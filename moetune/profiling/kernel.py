@@ -99,6 +99,8 @@ def _issue_efficiency(facts: Facts) -> Figure:
 
 def _issue_ceiling(facts: Facts) -> Figure:
     """What the code's instructions would be, as a share of the issue slots, if it ran in ``bound_us``."""
+    if facts.config is None:
+        return Figure.unavailable("not a grouped GEMM")
     executed, clock = facts.total("instructions"), facts.mean("sm_clock_hz")
     if executed is not None and clock and facts.bound_us:
         return Figure(issue_share(executed, facts.device, clock, facts.bound_us), Source.COUNTER)
@@ -194,7 +196,7 @@ def _evidence(facts: Facts, figures: KernelFigures, traffic: Traffic | None) -> 
         tensor=figures.tensor_activity.value,
         dram=dram,
         issue=figures.issue_efficiency.value if issue is None else issue / 100,
-        issue_ceiling=figures.issue_ceiling.value if facts.config is not None else None,
+        issue_ceiling=figures.issue_ceiling.value,
         occupancy=figures.occupancy.value,
         waves=figures.waves.value if facts.config is not None else None,
         padding=figures.padding.value or 1.0,

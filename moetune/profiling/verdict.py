@@ -23,6 +23,7 @@ FULL_WAVES = 2.0  # below, the last wave idles a good part of the device
 LOW_OCCUPANCY = 0.15
 DEEP_PREFETCH = 4  # stages; each more costs shared memory and hides little that four do not
 CONFLICTS = 0.1  # shared-memory cycles lost per SM cycle
+_GEMMS = (Part.GATE_UP, Part.DOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +88,14 @@ def _bandwidth(evidence: Evidence) -> Verdict | None:
     again = _rereading(evidence)
     if again is not None:
         return Verdict(Kind.BANDWIDTH, sentence, again)
-    if evidence.part in (Part.GATE_UP, Part.DOWN):
+    if evidence.part in _GEMMS:
         return Verdict(Kind.BANDWIDTH, sentence, "at its roof: only smaller weights (fp8, int4) make it faster")
     return Verdict(Kind.BANDWIDTH, sentence, "at its roof: only fusing it into a neighbour saves its bytes")
 
 
 def _launch(evidence: Evidence) -> Verdict | None:
     assert evidence.time_us is not None
-    if evidence.part in (Part.GATE_UP, Part.DOWN) or evidence.time_us > SMALL_US:
+    if evidence.part in _GEMMS or evidence.time_us > SMALL_US:
         return None
     sentence = (
         f"{_us(evidence.time_us)}, of which its bytes need {_us(evidence.bound_us)}: starting and ending dominate"
@@ -149,7 +150,7 @@ def _conflicting(evidence: Evidence) -> str | None:
 
 
 def _rereading(evidence: Evidence) -> str | None:
-    if evidence.byte_ratio is None or evidence.byte_ratio <= REREAD:
+    if evidence.part not in _GEMMS or evidence.byte_ratio is None or evidence.byte_ratio <= REREAD:
         return None
     return f"{evidence.byte_ratio:.2f} times the least bytes cross DRAM: try a larger group_m or block_m"
 

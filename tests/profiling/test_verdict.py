@@ -53,6 +53,12 @@ def test_a_bandwidth_bound_kernel_that_reads_twice_is_told_to_read_once():
     assert "group_m" in verdict.action
 
 
+def test_a_copy_that_moves_more_bytes_is_not_told_to_change_tiles_it_does_not_have():
+    verdict = judge(evidence(part=Part.COPY, dram=0.93, byte_ratio=1.8, issue_ceiling=None))
+    assert verdict.kind is Kind.BANDWIDTH
+    assert "group_m" not in verdict.action
+
+
 def test_code_with_more_instructions_than_the_bound_has_slots_for_is_issue_bound():
     verdict = judge(evidence(issue_ceiling=1.4, issue=0.7))
     assert verdict.kind is Kind.ISSUE
