@@ -99,6 +99,10 @@ class FusedMoE(torch.nn.Module):
         device: of all weights.
     """
 
+    gate: torch.nn.Parameter
+    w13: torch.nn.Parameter
+    w2: torch.nn.Parameter
+
     def __init__(
         self,
         hidden: int,
