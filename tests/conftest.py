@@ -1,8 +1,13 @@
-"""What every test can rely on: its own Triton cache, no tables of the user's, and fresh memory that is NaN on request."""
+"""What every test can rely on: the right kind of process, its own Triton cache, none of the user's tables.
+
+A function that Triton's interpreter has wrapped can no longer be compiled, so interpreter and offline tests need processes
+of their own; each says so, and how to start it, where it is skipped.
+"""
 
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,56 @@ os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".triton-cache"))
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Seconds per test; read by pytest-timeout where it is installed, so that a hang is a failure with a stack.
 os.environ.setdefault("PYTEST_TIMEOUT", "300")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _triton() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:  # a nightly torch brings it under another name
+        return "unknown"
+
+
+def pytest_configure():
+    """Refuse to call it a test of one Triton when another is loaded: `make other-tritons` swaps it through the path."""
+    wanted, found = os.environ.get("EXPECTED_TRITON"), _triton()
+    if wanted not in (None, found):
+        raise pytest.UsageError(f"expected triton {wanted}, found {found}")
+
+
+def pytest_report_header():
+    """Name the Triton that these tests see."""
+    return f"triton {_triton()}{' (interpreter)' if INTERPRETED else ''}"
+
+
+def _why_not_gpu() -> str | None:
+    if INTERPRETED:
+        return "GPU tests never run in Triton's interpreter: unset TRITON_INTERPRET"
+    import torch
+
+    return None if torch.cuda.is_available() else "needs a CUDA GPU, and torch sees none"
+
+
+WHY_NOT = {
+    ROOT / "tests" / "interpreter": lambda: None if INTERPRETED else "needs TRITON_INTERPRET=1: `make interpreter`",
+    ROOT / "tests" / "offline": lambda: (
+        "nothing compiles under TRITON_INTERPRET=1: `make offline`" if INTERPRETED else None
+    ),
+    ROOT / "tests" / "gpu": _why_not_gpu,
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the GPU tests, and skip what cannot run in this process, with the reason."""
+    for folder, why_not in WHY_NOT.items():
+        here = [item for item in items if folder in item.path.parents]
+        reason = why_not() if here else None
+        for item in here:
+            if folder.name == "gpu":
+                item.add_marker(pytest.mark.gpu)
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

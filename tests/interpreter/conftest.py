@@ -1,22 +1,8 @@
-"""Kernels in Triton's interpreter: a process of its own, because wrapped functions can no longer be compiled."""
+"""Kernels in Triton's interpreter (`make interpreter`), where every fresh float is NaN."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items):
-    """Skip this folder, with the way to run it, in a process that was not started for it."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 from the start: `make interpreter`"))
 
 
 @pytest.fixture(autouse=True)
