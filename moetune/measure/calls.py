@@ -10,11 +10,11 @@ from moetune_kernels.combine.launch import combine_calls
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.down.launch import DownOperands, down_calls
+from moetune_kernels.fused_moe.routing import routing_calls
 from moetune_kernels.gate_up.launch import gate_up_calls
 from moetune_kernels.kernel_call import KernelCall
-from moetune_kernels.permute.launch import permute_calls
 from moetune_kernels.permute.order import SlotOrder
-from moetune_kernels.route.launch import ORDER_SLOTS, route_calls, route_order_calls
+from moetune_kernels.route.launch import ORDER_SLOTS
 from moetune_kernels.shape import MoEShape, WeightFormat
 
 # Imported once by the process that compiles; every op's kernels come along.
@@ -77,14 +77,5 @@ def small_calls(tokens: int, block_m: int, shape: MoEShape) -> tuple[KernelCall,
     y = torch.empty((tokens * shape.top_k, shape.hidden), dtype=dtype, device="meta")
     out = torch.empty((tokens, shape.hidden), dtype=dtype, device="meta")
     order = SlotOrder.empty(tokens * shape.top_k, shape.local_experts, block_m, "meta")
-    routing = routing_calls(logits, weights, ids, order, shape.local_experts)
+    routing = routing_calls(logits, (weights, ids), shape.local_experts, order, renormalize=True)
     return (*routing, *combine_calls(y, ids, shape.local_experts, out))
-
-
-def routing_calls(
-    logits: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, order: SlotOrder, num_experts: int
-) -> tuple[KernelCall, ...]:
-    """Return the launches that take logits [T, E_total] to a slot order, as the layer chooses them."""
-    if ids.numel() <= ORDER_SLOTS and logits.shape[1] == num_experts:
-        return route_order_calls(logits, weights, ids, True, order)
-    return (*route_calls(logits, weights, ids, True), *permute_calls(ids, num_experts, order))

@@ -74,8 +74,8 @@ def measured(sample: Sample, work: Work, issue: Figure) -> Measured:
 def counted(launches: Sequence[KernelCounters], work: Work) -> LayerFigures:
     """Return a layer's figures from the counters of all its launches.
 
-    Bytes and time are both the profiler's, so that their ratio is of one run; FLOPs are the useful ones where the chip
-    counts none.
+    Bytes and time are both the profiler's, so that their ratio is of one run. FLOPs are the useful ones: a tile's padding
+    would make a layer that wastes work look denser.
     """
     return LayerFigures(
         flops_per_byte=_counted_density(launches, work),
@@ -94,10 +94,7 @@ def _counted_density(launches: Sequence[KernelCounters], work: Work) -> Figure:
     total = _counted_bytes(launches)
     if not total:
         return Figure.unavailable("this chip counts no DRAM bytes for us")
-    flops = [value for launch in launches if (value := launch.tensor_flops) is not None]
-    if not flops:
-        return Figure(work.flops / total, Source.COUNTER, "bytes counted, FLOPs by formula")
-    return Figure(sum(flops) / total, Source.COUNTER)
+    return Figure(work.flops / total, Source.COUNTER, "bytes counted; FLOPs by formula, padding not counted as work")
 
 
 def _counted_bandwidth(launches: Sequence[KernelCounters]) -> Figure:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from moetune.measure.calls import routing_calls
 from moetune.measure.inputs import ExpertWeights, KernelTruth, Rows, layer_truth, make_rows, slot_order
 from moetune.measure.timer import Launch
 from moetune.outcome import Failed, FailureKind
@@ -15,6 +14,7 @@ from moetune_kernels.combine.launch import combine_calls
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.down.launch import DownOperands, down_calls
 from moetune_kernels.fused_moe.layer import Weights, moe_from_logits
+from moetune_kernels.fused_moe.routing import routing_calls
 from moetune_kernels.gate_up.launch import gate_up_calls
 from moetune_kernels.kernel_call import KernelCall, launch_all
 from moetune_kernels.match import match
@@ -76,7 +76,9 @@ class OpenCount:
         """Return the launch of route and permute at one ``block_m``, into an order of its own."""
         topk_ids, topk_weights = torch.empty_like(self.truth.topk_ids), torch.empty_like(self.truth.topk_weights)
         order = SlotOrder.empty(topk_ids.numel(), self.shape.local_experts, block_m, topk_ids.device)
-        calls = routing_calls(self.truth.rows.logits, topk_weights, topk_ids, order, self.shape.local_experts)
+        calls = routing_calls(
+            self.truth.rows.logits, (topk_weights, topk_ids), self.shape.local_experts, order, renormalize=True
+        )
         return lambda: launch_all(calls)
 
     def combine(self) -> Launch:

@@ -82,14 +82,17 @@ def layer_parts(shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWe
     from moetune.measure.inputs import make_rows
     from moetune_kernels.combine.launch import combine_calls
     from moetune_kernels.down.launch import DownOperands, down_calls
+    from moetune_kernels.fused_moe.routing import routing_calls
     from moetune_kernels.gate_up.launch import gate_up_calls
     from moetune_kernels.kernel_call import launch_all
+    from moetune_kernels.permute.order import SlotOrder
 
     device, experts = weights.w2.device, shape.local_experts
     rows = make_rows(shape, tokens, device, SEED + tokens)
     topk_weights = torch.empty((tokens, shape.top_k), dtype=torch.float32, device=device)
     topk_ids = torch.empty((tokens, shape.top_k), dtype=torch.int32, device=device)
-    routing, order = _routing(rows.logits, (topk_weights, topk_ids), experts, plan)
+    order = SlotOrder.empty(topk_ids.numel(), experts, plan.block_m, device)
+    routing = routing_calls(rows.logits, (topk_weights, topk_ids), experts, order, renormalize=True)
     launch_all(routing)
     gemm_order = _resident(order, weights.w2.shape[0])
     # Zeros, not empty: rows of slots that this rank does not own are never written.
@@ -106,21 +109,6 @@ def layer_parts(shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWe
         (Part.COMBINE, combine),
     )
     return LayerParts(tuple((part, call) for part, calls in named for call in calls), rows, topk_ids)
-
-
-def _routing(
-    logits: torch.Tensor, topk: tuple[torch.Tensor, torch.Tensor], local_experts: int, plan: LayerPlan
-) -> tuple[tuple[KernelCall, ...], SlotOrder]:
-    """Return the launches that route and order, as the layer itself chooses them, and the order that they fill."""
-    from moetune_kernels.permute.launch import permute_calls
-    from moetune_kernels.permute.order import SlotOrder
-    from moetune_kernels.route.launch import ORDER_SLOTS, route_calls, route_order_calls
-
-    weights, ids = topk
-    order = SlotOrder.empty(ids.numel(), local_experts, plan.block_m, ids.device)
-    if ids.numel() <= ORDER_SLOTS and logits.shape[1] == local_experts:
-        return route_order_calls(logits, weights, ids, True, order), order
-    return (*route_calls(logits, weights, ids, True), *permute_calls(ids, local_experts, order)), order
 
 
 def _resident(order: SlotOrder, resident: int) -> SlotOrder:

@@ -46,6 +46,15 @@ def test_logits_to_output_matches_route_then_layer(tokens):
     check(got, x, w13, w2, weights, ids)
 
 
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_a_rank_that_holds_half_of_the_experts_computes_its_half(tokens):
+    x, w13, w2, _, _ = tensors(tokens)
+    gate = (torch.randn(12, 64) / 8).half()  # the router scores all twelve, this rank holds the first six
+    weights, ids = route(torch.nn.functional.linear(x, gate), 2)
+    got = fused_moe_forward(x, gate, (w13, w2), top_k=2, plan=PLAN)
+    check(got, x, w13, w2, weights, ids)
+
+
 def test_a_decode_layer_is_four_launches(monkeypatch):
     counted = []
     monkeypatch.setattr(layer, "launch_all", counted.extend)

@@ -13,6 +13,7 @@ from moetune_kernels.config import Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.down.launch import DownOperands, down_calls
 from moetune_kernels.errors import UnsupportedConfigError, UnsupportedDeviceError
+from moetune_kernels.fused_moe.routing import routing_calls
 from moetune_kernels.gate_up.launch import gate_up_calls
 from moetune_kernels.grid import device_of
 from moetune_kernels.kernel_call import KernelCall, launch_all
@@ -20,7 +21,6 @@ from moetune_kernels.lookup import best_plan
 from moetune_kernels.permute.launch import permute_calls
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.plan import LayerPlan
-from moetune_kernels.route.launch import ORDER_SLOTS, route_calls, route_order_calls
 from moetune_kernels.serving_log import log_once
 from moetune_kernels.shape import MoEShape, WeightFormat
 
@@ -83,7 +83,7 @@ def moe_from_logits(
     Args:
         x: [T, H] contiguous.
         weights: the experts.
-        logits: [T, E] contiguous.
+        logits: [T, E] contiguous; more columns than the weights have experts leave those experts' slots unrouted.
         routing: (top_k, renormalize).
         plan: the launch choices; None looks them up.
 
@@ -100,11 +100,7 @@ def moe_from_logits(
     topk_ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     order = SlotOrder.empty(tokens * top_k, weights.w2.shape[0], plan.block_m, x.device)
     with _current_device(x):
-        if tokens * top_k <= ORDER_SLOTS:
-            launch_all(route_order_calls(logits, topk_weights, topk_ids, renormalize, order))
-        else:
-            launch_all(route_calls(logits, topk_weights, topk_ids, renormalize))
-            launch_all(permute_calls(topk_ids, weights.w2.shape[0], order))
+        launch_all(routing_calls(logits, (topk_weights, topk_ids), weights.w2.shape[0], order, renormalize=renormalize))
         _run_experts(x, weights, Routed(topk_weights, topk_ids, order), plan, out)
     return out
 
