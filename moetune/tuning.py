@@ -14,7 +14,7 @@ from pathlib import Path
 from moetune.engine.backend import Backend, Ceilings
 from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
-from moetune.engine.events import Emit, SweepStarted
+from moetune.engine.events import Emit, SweepStarted, Warned
 from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
@@ -101,10 +101,18 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
             emit=on_event,
         )
         result = Session(bed.backend, _job(request, budget), ports).run()
+        _warn_of_slow_clocks(bed.backend, on_event)
         filled = _filled(table, bed, result.entries, bed.backend.ceilings())
         if request.record is not None:
             _record(store, bed, request, filled)
     return _result(bed, result, filled)
+
+
+def _warn_of_slow_clocks(backend: Backend, on_event: Emit) -> None:
+    """Tell when the GPU was throttled or busy: only a live backend has clocks."""
+    reading = backend.clocks() if hasattr(backend, "clocks") else None  # pyright: ignore[reportAttributeAccessIssue]
+    if reading is not None and reading.warning:
+        on_event(Warned(reading.warning))
 
 
 def _checked(request: SweepRequest) -> SweepRequest:
@@ -177,6 +185,8 @@ def _default_store() -> Path:
 
 
 def _replay_bed(request: SweepRequest) -> Bed:
+    if request.record is not None:
+        raise MissingError("no CUDA GPU here, so there is nothing new to record; run --record on a GPU machine")
     found = shipped_recording(request.shape)
     if found is None:
         known = ", ".join(shipped_shapes()) or "none"

@@ -49,7 +49,7 @@ class Bench:
         backend: who answers.
         journal: where ended trials go.
         emit: who is told.
-        screened: latest screening of every choice; starts with what earlier runs left.
+        screened: latest screening of every choice; starts with what earlier runs left, finals that crashed included.
     """
 
     backend: Backend

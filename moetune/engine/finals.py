@@ -54,22 +54,33 @@ class Finals:
             preferred: winners of neighbouring token counts, which win ties.
         """
         entrants = list(dict.fromkeys([*plans, self.default]))
-        first = self._time(entrants, FIRST_ROUNDS)
+        first = self._first_heat(entrants)
         if isinstance(first[self.default], Measured):
             self._verify(self.default)
         last_entrants = self._last_entrants(entrants, first)
-        last = self._time(last_entrants, self._rounds(last_entrants, first)) if last_entrants else {}
+        last = self._time(last_entrants, self._rounds(last_entrants, first))
         outcomes = {**first, **last}
         winner = next(self._right(self._order(outcomes, last, preferred)), None)
         for plan in entrants:
-            self._end(plan, outcomes[plan])
+            if isinstance(first[plan], Measured):
+                self._end(plan, outcomes[plan])
         if winner is None:
             return self._why_none(outcomes)
         baseline = outcomes[self.default] if self._is_right(self.default) else None
         return Verdict(winner, baseline.median_us if isinstance(baseline, Measured) else None)
 
+    def _first_heat(self, entrants: Sequence[LayerPlan]) -> dict[LayerPlan, Outcome]:
+        """Time all but those that took the device down in an earlier run; failures are written down at once."""
+        known = {plan: self.bench.screened.get((Subject.LAYER, self.tokens, plan)) for plan in entrants}
+        crashed: dict[LayerPlan, Outcome] = {plan: trial.outcome for plan, trial in known.items() if trial is not None}
+        timed = self._time([plan for plan in entrants if plan not in crashed], FIRST_ROUNDS)
+        for plan, outcome in timed.items():
+            if isinstance(outcome, Failed):
+                self._end(plan, outcome)
+        return {plan: crashed[plan] if plan in crashed else timed[plan] for plan in entrants}
+
     def _time(self, plans: Sequence[LayerPlan], rounds: int) -> dict[LayerPlan, Outcome]:
-        return dict(zip(plans, self.bench.backend.time_layers(plans, rounds), strict=True))
+        return dict(zip(plans, self.bench.backend.time_layers(plans, rounds), strict=True)) if plans else {}
 
     def _last_entrants(self, entrants: Sequence[LayerPlan], first: Outcomes) -> list[LayerPlan]:
         ran = [plan for plan in entrants if isinstance(first[plan], Measured)]
@@ -78,7 +89,7 @@ class Finals:
 
     def _rounds(self, plans: Sequence[LayerPlan], first: Outcomes) -> int:
         low, high = LAST_ROUNDS
-        round_us = sum(time_of(first[plan]) + FLUSH_US for plan in plans)
+        round_us = sum(time_of(first[plan]) + FLUSH_US for plan in plans) or FLUSH_US
         affordable = min(LAST_SECONDS, max(self.deadline.left_s, 0.0)) * 1e6 / round_us
         return 2 * (int(min(max(affordable, low), high)) // 2)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from moetune.outcome import Stage, Subject, Trial
+from moetune.outcome import Failed, FailureKind, Stage, Subject, Trial
 from moetune.store.codec import Choice, choice_text, dump, load, trial_from_json, trial_to_json
 from moetune.store.database import connect, sentences
 from moetune.store.errors import StoreError
@@ -96,11 +96,16 @@ class Store:
         return Run(run, self._execute)
 
     def known(self, provenance: Provenance) -> dict[TrialKey, Trial]:
-        """Return the latest screening of every choice by runs of equal provenance: what need not be tried again."""
-        found: dict[TrialKey, Trial] = {}
-        for trial in self._screened(provenance):
-            found[trial.subject, trial.tokens, trial.choice] = trial
-        return found
+        """Return what runs of equal provenance leave to be spared: the latest screening of every choice.
+
+        Finals are timed again by every run, except a plan that faulted or hung in its last one: it would again.
+        """
+        latest_of_each = self.trials(provenance)
+        return {
+            (trial.subject, trial.tokens, trial.choice): trial
+            for trial in latest_of_each
+            if trial.stage is Stage.SCREEN or _took_the_device_down(trial)
+        }
 
     def rows(self, shape: MoEShape, device: DeviceInfo | None = None, backend: str = "cuda") -> list[TrialRow]:
         """Return all trials of a shape, on one device or on any, in the order in which they ended."""
@@ -139,15 +144,6 @@ class Store:
                 trial = self._trial(row)
                 found[(trial.subject, trial.tokens, trial.choice), trial.stage] = trial
         return list(found.values())
-
-    def _screened(self, provenance: Provenance) -> Iterator[Trial]:
-        query = (
-            "SELECT trials.* FROM trials JOIN runs ON runs.id = trials.run "
-            "WHERE runs.provenance = ? AND trials.stage = ? ORDER BY trials.id"
-        )
-        with sentences(self.path):
-            for row in self._query(query, provenance.key, Stage.SCREEN.value):
-                yield self._trial(row)
 
     def _query(self, query: str, *values: object) -> sqlite3.Cursor:
         cursor = self._connection.execute(query, values)
@@ -225,6 +221,10 @@ class Run:
         """Commit what the device reached in this run."""
         ceilings = dump({"bytes_per_s": bytes_per_s, "flops": flops})
         self._execute("UPDATE runs SET ceilings = ? WHERE id = ?", ceilings, self.id)
+
+
+def _took_the_device_down(trial: Trial) -> bool:
+    return isinstance(trial.outcome, Failed) and trial.outcome.kind in (FailureKind.LAUNCH, FailureKind.TIMEOUT)
 
 
 def _now() -> str:

@@ -10,7 +10,7 @@ from moetune.engine.budget import Deadline
 from moetune.engine.compose import compose
 from moetune.engine.finals import Finals, Verdict
 from moetune.engine.race import Standing
-from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject
+from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject, Trial
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.plan import LayerPlan
 
@@ -83,6 +83,21 @@ def test_a_wrong_default_is_no_baseline_and_the_best_right_plan_wins_even_if_slo
 def test_a_default_that_cannot_run_is_no_baseline(fake_backend):
     verdict, _ = decide(fake_backend, fails={DEFAULT: Failed(FailureKind.RESOURCES, "out of memory")})
     assert won(verdict) == (FASTEST, None)
+
+
+def test_a_plan_that_took_the_device_down_in_an_earlier_run_is_not_launched_again(fake_backend):
+    fault = Failed(FailureKind.LAUNCH, "an illegal memory access")
+    crashed = Trial(subject=Subject.LAYER, tokens=64, choice=FASTEST, stage=Stage.FINAL, outcome=fault)
+    launched = []
+    backend = fake_backend(
+        layer=lambda the_plan, rounds, tokens: launched.append(the_plan) or measured(TIMES[the_plan], rounds)
+    )
+    bench = Bench(backend, backend.journal, lambda _: None, {(Subject.LAYER, 64, FASTEST): crashed})
+    backend.open(64)
+    verdict = Finals(bench, 64, DEFAULT, Deadline(inf, lambda: 0.0)).run([FASTEST, FAST])
+    assert won(verdict) == (FAST, 100.0)
+    assert FASTEST not in launched
+    assert {trial.choice for trial in backend.journal.trials} == {FAST, DEFAULT}
 
 
 def test_a_plan_that_missed_the_last_heat_wins_when_all_before_it_are_wrong(fake_backend):

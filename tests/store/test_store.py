@@ -97,10 +97,12 @@ def test_only_trials_of_equal_provenance_spare_a_measurement(path, change):
         assert store.known(provenance(**change)) == {}
 
 
-def test_finals_are_never_known_so_that_every_sweep_times_them_again(path):
-    fill(path, provenance())
-    with Store(path) as store:
-        assert not any(subject is Subject.LAYER for subject, _, _ in store.known(provenance()))
+def test_finals_are_timed_again_by_every_sweep_unless_they_took_the_device_down(path):
+    fault = replace(TRIALS[3], outcome=Failed(FailureKind.LAUNCH, "an illegal memory access"), verified=False)
+    for trials, spared in (([TRIALS[3]], False), ([fault], True), ([TRIALS[3]], False)):
+        fill(path, provenance(), trials)
+        with Store(path) as store:
+            assert ((Subject.LAYER, 16, PLAN) in store.known(provenance())) is spared
 
 
 def test_the_latest_screening_of_a_choice_counts(path):
