@@ -9,7 +9,7 @@ from math import inf
 
 Clock = Callable[[], float]
 
-COMPILE_SHARE = 0.4  # of the budget: what the first round of compiles may take before it is cut
+COMPILE_SHARE = 0.4  # of what is left when compiling starts: what its first round may take before it is cut
 RESERVE_SHARE = 0.15  # of the budget, for the counters of the winners and the last write
 RESERVE_LIMIT_S = 40.0
 
@@ -58,10 +58,9 @@ class Budget:
         """Seconds kept for what comes after the last token count."""
         return min(RESERVE_SHARE * self.total_s, RESERVE_LIMIT_S)
 
-    @property
     def compile_deadline(self) -> Deadline:
-        """The moment when the first round of compiles is cut."""
-        return Deadline(self._started_s + COMPILE_SHARE * self.total_s, self._clock)
+        """Return the moment when a first round of compiles that starts now is cut."""
+        return Deadline(self._clock() + COMPILE_SHARE * self.remaining_s, self._clock)
 
     def share(self, costs: Sequence[float]) -> Deadline:
         """Return the deadline of the first of the token counts that are left, whose relative costs are ``costs``.

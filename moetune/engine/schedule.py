@@ -8,7 +8,9 @@ from moetune.engine.backend import Ceilings
 from moetune_kernels.shape import MoEShape
 
 ANCHORS = 5  # counts whose winners' neighbours are compiled and raced; the others profit from what those found
-SAMPLE_US = 1_500.0  # beside the kernel itself: flush, launch and Python (H200)
+CANDIDATE_RATIO = 2.0  # a raced candidate is about twice as slow as the bound allows
+ANCHOR_COST = 2.0  # of another count's: an anchor races all that is compiled, and compiles neighbours on top
+SAMPLE_US = 4_000.0  # beside the kernel itself: flush, launch, loading and Python, shared out over few samples
 KERNELS_PER_BUDGET_S = 0.1  # per compile worker: a tenth of the budget goes to compiling, a second of CPU each
 FEWEST_KERNELS, MOST_KERNELS = 48, 420  # both roles together
 POLISH_SHARE = 0.25  # of the kernels: kept for the neighbours of the first winners
@@ -38,7 +40,7 @@ def cost_us(shape: MoEShape, tokens: int, ceilings: Ceilings) -> float:
     flops = 6.0 * rows * shape.hidden * shape.inter
     touched = min(float(shape.local_experts), rows)
     seconds = max(flops / ceilings.flops, touched * shape.expert_bytes / ceilings.bytes_per_s)
-    return SAMPLE_US + 2.0 * 1e6 * seconds
+    return SAMPLE_US + CANDIDATE_RATIO * 1e6 * seconds
 
 
 def affordable_kernels(budget_s: float | None, workers: int) -> int:

@@ -25,7 +25,7 @@ from moetune.engine.events import (
 from moetune.engine.finals import Finals, Verdict
 from moetune.engine.memory import Memory
 from moetune.engine.race import Race, Standing
-from moetune.engine.schedule import anchors, cost_us, order
+from moetune.engine.schedule import ANCHOR_COST, anchors, cost_us, order
 from moetune.errors import RunError
 from moetune.outcome import Failed, FailureKind, Measured, Stage, Subject, Trial
 from moetune.space import Space, candidates, recorded_space
@@ -151,11 +151,15 @@ class Session:
         """Compile the default plans' kernels and the candidates."""
         defaults = [self.ports.default_plan(tokens) for tokens in self.job.tokens]
         wanted = {role: [*(plan.config(role) for plan in defaults), *self._spaces[role].configs] for role in Role}
-        if not self._bench.compile(wanted, self.job.budget.compile_deadline):
+        if not self._bench.compile(wanted, self.job.budget.compile_deadline()):
             self._cut_short("the budget cut the compiles short: the least promising candidates are left out")
 
     def _share_of(self, counts_left: list[int]) -> Deadline:
-        costs = [cost_us(self.backend.shape, tokens, self._ceilings) for tokens in counts_left]
+        spread = anchors(self.job.tokens)
+        costs = [
+            cost_us(self.backend.shape, tokens, self._ceilings) * (ANCHOR_COST if tokens in spread else 1.0)
+            for tokens in counts_left
+        ]
         return self.job.budget.share(costs)
 
     # one token count
