@@ -45,7 +45,8 @@ $(VENV)/ready: pyproject.toml Makefile
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo 'python3 cannot make virtual environments here: run `apt-get install python3-venv`.' >&2; exit 3; }
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
-		{ echo 'Triton needs a C compiler to launch kernels: run `apt-get install gcc python3-dev`.' >&2; exit 3; }
+		{ echo 'Triton needs a C compiler to launch kernels on a GPU: run `apt-get install gcc python3-dev`.' >&2; \
+		test ! -e /dev/nvidiactl || exit 3; }
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)/bin/python -m pip install --quiet '$(TORCH)' '$(NUMPY)'
