@@ -57,6 +57,12 @@ def test_commands_in_the_readme_use_options_that_exist(cli):
     assert faults == []
 
 
+def test_every_environment_variable_stands_in_the_readme():
+    sources = [path.read_text("utf-8") for folder in ("moetune", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    read = set(re.findall(r"\bMOETUNE_[A-Z_]+\b", "".join(sources)))
+    assert {name for name in read if f"`{name}`" not in README} == set()
+
+
 def test_the_readme_makefile_targets_exist():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     text = README + (ROOT / "CONTRIBUTING.md").read_text("utf-8")
