@@ -71,6 +71,7 @@ class CudaBackend:
         torch.set_float32_matmul_precision("highest")  # the references are float32, never TF32
         self._clocks, self._readings, self._read_at = Clocks.of_device(device_index), list[ClockReading](), 0.0
         self._timer = Timer(self._device, self._info.l2_bytes)
+        self._side_stream = torch.cuda.Stream(self._device)  # graphs cannot be captured on the default stream
         self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
         self._small_compiled = False
         self._weights: ExpertWeights | None = None
@@ -234,7 +235,7 @@ class CudaBackend:
 
     def _time_small(self, make: Callable[[], Launch], work: Work) -> Outcome:
         def run() -> Outcome:
-            graphs = CapturedLayers.start()
+            graphs = CapturedLayers(self._side_stream)
             try:
                 (times,) = self._timer.rounds([graphs.capture(make())], SMALL_SAMPLES)
             finally:
@@ -246,7 +247,7 @@ class CudaBackend:
 
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
         """Time whole layers by graph replay, interleaved; a plan that cannot be captured fails alone."""
-        graphs = CapturedLayers.start()
+        graphs = CapturedLayers(self._side_stream)
         replays = [self._capture(graphs, plan) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
         timed = self._answer(lambda: self._timer.rounds(good, rounds)) if good and self._lost is None else []
@@ -356,4 +357,6 @@ class CudaBackend:
                 failed, sticky = failure(after), True
         if sticky:
             self._lost = failed.reason
+        elif failed.kind is FailureKind.RESOURCES:
+            torch.cuda.empty_cache()  # what other sizes left behind may be the room that was missing
         return failed

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -153,29 +153,27 @@ def finish(limit_s: float = WAIT_LIMIT_S) -> None:
 
 @dataclass(slots=True)
 class CapturedLayers:
-    """CUDA graphs that share one memory pool, because only one runs at a time."""
+    """CUDA graphs that share one memory pool, because only one runs at a time.
 
-    pool: Any  # torch names its type in private
+    Args:
+        stream: the stream to capture on; keep one, because torch caches memory per stream.
+    """
+
     stream: torch.cuda.Stream
-    graphs: list[torch.cuda.CUDAGraph]
+    pool: Any = field(default_factory=torch.cuda.graph_pool_handle)  # torch names its type in private
+    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list[torch.cuda.CUDAGraph])
 
-    @classmethod
-    def start(cls) -> CapturedLayers:
-        """Return an empty set."""
-        return cls(torch.cuda.graph_pool_handle(), torch.cuda.Stream(), [])
-
-    def capture(self, run: Callable[[], object]) -> Launch:
+    def capture(self, run: Launch) -> Launch:
         """Run once eagerly, then capture ``run`` and return its replay.
 
         Tensors that ``run`` makes are gone afterwards: a replay is for timing alone.
         """
-        self.stream.wait_stream(torch.cuda.current_stream())
+        run()  # loads the kernels: a module cannot be loaded while a capture runs
+        finish()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream):
-            run()  # loads the kernels: a module cannot be loaded while a capture runs
-            finish()
-            with no_garbage_collection():
-                _capture(graph, self.pool, run)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream), no_garbage_collection():
+            _capture(graph, self.pool, run)
         torch.cuda.current_stream().wait_stream(self.stream)
         self.graphs.append(graph)
         return graph.replay
@@ -187,7 +185,7 @@ class CapturedLayers:
         self.graphs.clear()
 
 
-def _capture(graph: torch.cuda.CUDAGraph, pool: Any, run: Callable[[], object]) -> None:
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any, run: Launch) -> None:
     graph.capture_begin(pool=pool)
     try:
         run()

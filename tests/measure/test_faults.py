@@ -41,7 +41,7 @@ def backend(monkeypatch):
     """A backend without its GPU: only what answers questions and judges faults."""
     monkeypatch.setattr(cuda, "finish", lambda: None)
     backend = object.__new__(cuda.CudaBackend)
-    backend._lost = None
+    backend._lost = backend._side_stream = None
     return backend
 
 
@@ -83,7 +83,7 @@ def test_a_plan_that_stops_the_gpu_comes_back_as_failed_and_so_do_its_rivals(bac
         def capture(self, run):
             return run()
 
-    monkeypatch.setattr(cuda.CapturedLayers, "start", Graphs)
+    monkeypatch.setattr(cuda, "CapturedLayers", lambda stream: Graphs())
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     layers = {"good": lambda: 1.0, "bad": lambda: fail(error), "after": lambda: 1.0}
     backend._open = type("Open", (), {"layer": staticmethod(layers.get)})()
