@@ -62,8 +62,7 @@ class KernelJob:
             registers, spills = read_amd_resources(kernel.asm["amdgcn"])
             return Compiled(registers=registers, spills=spills, smem_bytes=smem_bytes, block_size=threads)
         registers, spills = read_resources(kernel.asm["cubin"])
-        # Disassembling takes a third of a compile; a kernel that spills is dropped before anyone asks for its mix.
-        mix = InstructionMix(None, None, None, None) if spills else read_mix(kernel.asm["cubin"])
+        mix = _mix(kernel.asm["cubin"], spills)
         return Compiled(
             registers=registers,
             spills=spills,
@@ -73,6 +72,14 @@ class KernelJob:
             loop_instructions=mix.per_step(self.macs_per_step) if self.macs_per_step else mix.loop,
             tensor_instruction=mix.tensor,
         )
+
+
+def _mix(cubin: bytes, spills: int) -> InstructionMix:
+    """Return the instruction mix, or an empty one: it is worth a figure, never a failed trial."""
+    if not spills:  # disassembling takes a third of a compile, and a kernel that spills is dropped before anyone asks
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            return read_mix(cubin)
+    return InstructionMix(None, None, None, None)
 
 
 class StubDriver:
