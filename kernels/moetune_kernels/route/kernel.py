@@ -97,27 +97,26 @@ def route_order_kernel(
     owner = tl.reshape(tl.where(written, ids, EXPERTS), [SLOTS])
     slot = tl.reshape(place, [SLOTS])
     real = owner < EXPERTS
-    same = owner[:, None] == owner[None, :]
-    earlier = slot[None, :] < slot[:, None]
-    lower = owner[None, :] < owner[:, None]
-    count = tl.sum(same.to(tl.int32), axis=1)  # slots of my expert
-    rank = tl.sum((same & earlier).to(tl.int32), axis=1)  # among them, before me
-    offset = tl.sum(lower.to(tl.int32), axis=1)  # first position of my expert
+    bins = tl.arange(0, 2 * EXPERTS)
+    counts = tl.histogram(owner, 2 * EXPERTS)
+    offsets = tl.cumsum(counts, 0) - counts
+    blocks = tl.where(bins < E, (counts + BLOCK_M - 1) // BLOCK_M, 0)
+    first_block = tl.cumsum(blocks, 0) - blocks
+    tl.store(expert_offsets_ptr + bins, offsets, mask=bins <= E)
+    earlier = (owner[:, None] == owner[None, :]) & (slot[None, :] < slot[:, None])
+    rank = tl.sum(earlier.to(tl.int32), axis=1)  # slots of my expert before me
+    offset = tl.gather(offsets, owner, 0)
     tl.store(slots_ptr + offset + rank, slot, mask=real)
-    # Each slot whose rank is a multiple of BLOCK_M opens a block; blocks are numbered in the same order.
+    # Each slot whose rank is a multiple of BLOCK_M opens a block and writes its row of the table.
     opens = real & (rank % BLOCK_M == 0)
-    opened = tl.zeros([SLOTS, SLOTS], dtype=tl.int32) + opens.to(tl.int32)[None, :]
-    block = tl.sum(tl.where(lower | (same & earlier), opened, 0), axis=1)
+    block = tl.gather(first_block, owner, 0) + rank // BLOCK_M
     tl.store(block_expert_ptr + block, owner, mask=opens)
     tl.store(block_row_ptr + block, offset + rank, mask=opens)
-    tl.store(block_end_ptr + block, offset + tl.minimum(rank + BLOCK_M, count), mask=opens)
-    total = tl.sum(opens.to(tl.int32), axis=0)
+    tl.store(block_end_ptr + block, offset + tl.minimum(rank + BLOCK_M, tl.gather(counts, owner, 0)), mask=opens)
+    total = tl.sum(blocks, axis=0)
     tl.store(num_blocks_ptr, total)
     unused = tl.arange(0, SLOTS)  # the bound on blocks is at most the number of slots
     absent = (unused >= total) & (unused < max_blocks)
     tl.store(block_expert_ptr + unused, -1, mask=absent)
     tl.store(block_row_ptr + unused, 0, mask=absent)
     tl.store(block_end_ptr + unused, 0, mask=absent)
-    bins = tl.arange(0, 2 * EXPERTS)
-    below = tl.sum((owner[None, :] < bins[:, None]).to(tl.int32), axis=1)
-    tl.store(expert_offsets_ptr + bins, below, mask=bins <= E)

@@ -76,8 +76,8 @@ def route_order_calls(
         tokens, order.max_blocks, num_experts, ids.shape[1], renormalize, order.block_m,
         rows, experts, columns, rows * columns,
     )  # fmt: skip
-    warps = min(16, max(1, rows * experts // 512, rows * columns // 32))
-    return (KernelCall(route_order_kernel, (1,), args, {"num_warps": _power_of_two(warps)}),)
+    warps = min(8, max(1, rows * experts // _TILE, rows * columns // 16))
+    return (KernelCall(route_order_kernel, (1,), args, {"num_warps": warps}),)
 
 
 def _power_of_two(value: int) -> int:
