@@ -117,7 +117,7 @@ def _time_one(
     timer, clocks = tools
     parts = layer_parts(shape, chosen.tokens, chosen.plan, weights)
     launch_all(tuple(call for _, call in parts.calls))
-    graphs = CapturedLayers.start()
+    graphs = CapturedLayers(torch.cuda.Stream())
     try:
         launches = [graphs.capture(_launching(parts.of(part))) for part in parts.present]
         layer = _layer(shape, parts, chosen.plan, weights)
