@@ -60,7 +60,7 @@ def serve(shape: MoEShape, weights: ExpertWeights, tokens: int, timer: Timer) ->
     topk_weights, topk_ids = route(rows.logits, shape.top_k)
     got = fused_moe(rows.x, weights.w13, weights.w2, topk_weights, topk_ids)
     problem = match(got, layer_truth(shape, weights, rows), shape.format)
-    graphs = CapturedLayers.start()
+    graphs = CapturedLayers(torch.cuda.Stream())
     default = heuristic_plan(shape, tokens, device)
     layer = Weights(weights.w13, weights.w2)
     replays = [

@@ -151,11 +151,11 @@ class CudaBackend:
     def open(self, tokens: int) -> Failed | None:
         """Make rows and the float32 reference for one token count, and the weights before the first."""
         self._open = None
-        torch.cuda.empty_cache()  # the last count's blocks have other sizes
         opened = self._answer(lambda: self._make_open(tokens))
         return opened if isinstance(opened, Failed) else None
 
     def _make_open(self, tokens: int) -> OpenCount | Failed:
+        torch.cuda.empty_cache()  # the last count's blocks have other sizes
         weights = self._all_weights()
         if isinstance(weights, Failed):
             return weights

@@ -7,8 +7,10 @@ import torch
 
 from moetune_kernels import LayerPlan, MoEKernelConfig, Structure, fused_moe, fused_moe_forward, permute, route
 from moetune_kernels.fused_moe import fused_moe_reference
+from moetune_kernels.fused_moe.routing import routing_calls
+from moetune_kernels.kernel_call import launch_all
 from moetune_kernels.match import match
-from moetune_kernels.permute import permute_reference
+from moetune_kernels.permute import SlotOrder, permute_reference
 from moetune_kernels.route import route_reference
 from moetune_kernels.shape import WeightFormat
 
@@ -107,6 +109,30 @@ def test_the_router_and_its_order_match_exactly(tokens, experts, top_k, dtype):
         got, want = permute(ids, experts, block_m), permute_reference(ids, experts, block_m)
         for name in ("slots", "expert_offsets", "block_expert", "block_row", "block_end", "num_blocks"):
             assert torch.equal(getattr(got, name), getattr(want, name)), name
+
+
+FEW_SLOTS = [
+    (tokens, experts, top_k)
+    for experts in (2, 5, 8, 16, 60, 64, 128, 256, 512, 1024)
+    for top_k in (1, 2, 6, 8, 10)
+    for tokens in (1, 3, 64 // top_k)
+    if top_k <= experts
+]
+
+
+@pytest.mark.parametrize("block_m", [16, 64])
+def test_the_order_written_by_the_router_is_right_at_every_size(block_m):
+    """Triton lays tensors out anew for each size; one such layout made tl.histogram count four times too many."""
+    for tokens, experts, top_k in FEW_SLOTS:
+        logits = torch.randn(tokens, experts, device="cuda", dtype=torch.bfloat16)
+        topk = torch.empty(tokens, top_k, device="cuda"), torch.empty(tokens, top_k, device="cuda", dtype=torch.int32)
+        got = SlotOrder.empty(tokens * top_k, experts, block_m, "cuda")
+        launch_all(routing_calls(logits, topk, experts, got, renormalize=True))
+        _, want_ids = route_reference(logits, top_k)
+        assert torch.equal(topk[1], want_ids), (tokens, experts, top_k)
+        want = permute_reference(want_ids, experts, block_m)
+        for name in ("slots", "expert_offsets", "block_expert", "block_row", "block_end", "num_blocks"):
+            assert torch.equal(getattr(got, name), getattr(want, name)), (name, tokens, experts, top_k)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 8, 9, 200])

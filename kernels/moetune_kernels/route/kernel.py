@@ -97,22 +97,27 @@ def route_order_kernel(
     owner = tl.reshape(tl.where(written, ids, EXPERTS), [SLOTS])
     slot = tl.reshape(place, [SLOTS])
     real = owner < EXPERTS
-    bins = tl.arange(0, 2 * EXPERTS)
-    counts = tl.histogram(owner, 2 * EXPERTS)
+    # Counted by comparing: tl.histogram counts a value once per register that repeats it, and the layout that reshape
+    # leaves here may repeat values (Triton 3.6, sm_90: 16 tokens of 64 experts came out four times too many).
+    counts = tl.sum((owner[:, None] == expert[None, :]).to(tl.int32), axis=0)
     offsets = tl.cumsum(counts, 0) - counts
-    blocks = tl.where(bins < E, (counts + BLOCK_M - 1) // BLOCK_M, 0)
+    blocks = (counts + BLOCK_M - 1) // BLOCK_M
     first_block = tl.cumsum(blocks, 0) - blocks
-    tl.store(expert_offsets_ptr + bins, offsets, mask=bins <= E)
+    tl.store(expert_offsets_ptr + expert, offsets, mask=expert < E)
+    tl.store(expert_offsets_ptr + E, num_tokens * K)
+    owner_or_first = tl.where(real, owner, 0)
     earlier = (owner[:, None] == owner[None, :]) & (slot[None, :] < slot[:, None])
     rank = tl.sum(earlier.to(tl.int32), axis=1)  # slots of my expert before me
-    offset = tl.gather(offsets, owner, 0)
+    offset = tl.gather(offsets, owner_or_first, 0)
     tl.store(slots_ptr + offset + rank, slot, mask=real)
     # Each slot whose rank is a multiple of BLOCK_M opens a block and writes its row of the table.
     opens = real & (rank % BLOCK_M == 0)
-    block = tl.gather(first_block, owner, 0) + rank // BLOCK_M
+    block = tl.gather(first_block, owner_or_first, 0) + rank // BLOCK_M
     tl.store(block_expert_ptr + block, owner, mask=opens)
     tl.store(block_row_ptr + block, offset + rank, mask=opens)
-    tl.store(block_end_ptr + block, offset + tl.minimum(rank + BLOCK_M, tl.gather(counts, owner, 0)), mask=opens)
+    tl.store(
+        block_end_ptr + block, offset + tl.minimum(rank + BLOCK_M, tl.gather(counts, owner_or_first, 0)), mask=opens
+    )
     total = tl.sum(blocks, axis=0)
     tl.store(num_blocks_ptr, total)
     unused = tl.arange(0, SLOTS)  # the bound on blocks is at most the number of slots

@@ -13,6 +13,7 @@ from moetune_kernels.shape import MAX_EXPERTS, MAX_TOP_K
 ORDER_SLOTS = 64  # up to here one program compares all pairs of slots; at 256 pairs spill
 FEW_TOKENS = 256  # up to here a program is one warp, so that every token can have a scheduler of its own
 _TILE = 256  # logits of one warp: 8 per thread
+_COMPARED = 2048  # slots x experts that one warp compares: 64 per thread
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +77,7 @@ def route_order_calls(
         tokens, order.max_blocks, num_experts, ids.shape[1], renormalize, order.block_m,
         rows, experts, columns, rows * columns,
     )  # fmt: skip
-    warps = min(8, max(1, rows * experts // _TILE, rows * columns // 16))
+    warps = min(16, max(1, rows * experts // _TILE, rows * columns // 16, rows * columns * experts // _COMPARED))
     return (KernelCall(route_order_kernel, (1,), args, {"num_warps": warps}),)
 
 
