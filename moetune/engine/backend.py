@@ -60,6 +60,10 @@ class Backend(Protocol):
         """Return the only configs that can be answered (replay), or None when any can (cuda)."""
         ...
 
+    def recorded_plans(self, tokens: int) -> Sequence[LayerPlan]:
+        """Return the plans whose layer time is recorded at ``tokens`` (replay); none where any plan can be timed."""
+        ...
+
     def compile(
         self, role: Role, configs: Sequence[MoEKernelConfig]
     ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:

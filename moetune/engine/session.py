@@ -189,7 +189,8 @@ class Session:
                 f"{tokens} tokens had no time for a race: the default and neighbouring winners were compared"
             )
         finals = Finals(self._bench, tokens, self.ports.default_plan(tokens), deadline)
-        return finals.run(list(dict.fromkeys([*plans, *preferred])), preferred)
+        entrants = dict.fromkeys([*plans, *preferred, *self.backend.recorded_plans(tokens)])
+        return finals.run(list(entrants), preferred)
 
     def _raced_plans(self, tokens: int, deadline: Deadline) -> list[LayerPlan]:
         finishers = {

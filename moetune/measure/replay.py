@@ -83,6 +83,16 @@ class ReplayBackend:
         ]
         return list(dict.fromkeys(found))
 
+    def recorded_plans(self, tokens: int) -> Sequence[LayerPlan]:
+        """Return every plan with a recorded layer time at ``tokens``, so that its exact time is heard in the finals."""
+        return list(
+            dict.fromkeys(
+                choice
+                for subject, count, choice, _ in self._trials
+                if subject is Subject.LAYER and count == tokens and isinstance(choice, LayerPlan)
+            )
+        )
+
     def compile(
         self, role: Role, configs: Sequence[MoEKernelConfig]
     ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:

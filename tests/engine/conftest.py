@@ -73,6 +73,9 @@ class FakeBackend:
     def ceilings(self):
         return Ceilings(bytes_per_s=4.2e12, flops=8.0e14)
 
+    def recorded_plans(self, tokens):
+        return ()
+
     def recorded(self, role):
         return None
 

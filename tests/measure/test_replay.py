@@ -105,6 +105,11 @@ def test_a_recorded_layer_is_its_own_time_and_another_the_sum_of_its_kernels(bac
     assert summed.spread_us == pytest.approx(2.0)
 
 
+def test_a_recorded_layer_is_heard_in_the_finals_of_its_own_token_count_only(backend):
+    assert backend.recorded_plans(16) == [PLAN]
+    assert backend.recorded_plans(32) == []
+
+
 def test_composed_figures_are_means_over_what_they_count():
     parts = [
         measured(60.0, 4000.0, 16.0, Figure(0.5, Source.STATIC)),
