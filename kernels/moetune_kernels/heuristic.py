@@ -19,9 +19,11 @@ from moetune_kernels.errors import ShapeError, UnsupportedConfigError
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
-# Mean rows per expert up to which each block_m is the default. Wider tiles multiply faster and waste half a tile per
-# expert: at 96 rows a tile of 128 computes 1.7 times the rows that exist, a tile of 64 about 1.3 times.
-_ROWS = ((16, 16), (32, 32), (96, 64))
+# Mean rows per expert up to which each block_m is the default. An expert whose rows spill into a second tile has its
+# weights read twice while weights bind, so a tile holds twice the mean: at 16 rows block_m 16 took 1.34 to 1.44 times
+# the time of 32, at 32 rows 32 took 1.39 to 1.44 times that of 64, at 64 rows 64 took 1.16 to 1.21 times that of 128
+# (three layers swept on an H200, reports/2026-12-01-h200-sweeps.md).
+_ROWS = ((12, 16), (24, 32), (48, 64))
 _LARGEST_BLOCK_M = 128
 _SMALLEST = 16
 _NEARLY = 0.9  # of the best filling is as good: a wider tile reads x less often

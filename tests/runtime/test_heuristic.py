@@ -60,7 +60,7 @@ def test_a_device_that_nobody_listed_gets_a_plan_that_fits(sm, smem_limit):
         assert heuristic_plan(MIXTRAL, tokens, device).why_not(device, MIXTRAL) is None
 
 
-@pytest.mark.parametrize(("rows", "block_m"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (96, 64), (97, 128)])
+@pytest.mark.parametrize(("rows", "block_m"), [(1, 16), (12, 16), (13, 32), (24, 32), (25, 64), (48, 64), (49, 128)])
 def test_rows_per_expert_choose_the_tiles_height(rows, block_m):
     one_expert = MoEShape(hidden=2048, inter=768, local_experts=1, top_k=1)
     assert heuristic_plan(one_expert, rows, TARGETS["sm_90"]).block_m == block_m
@@ -69,7 +69,7 @@ def test_rows_per_expert_choose_the_tiles_height(rows, block_m):
 def test_a_rank_that_holds_an_eighth_of_the_experts_plans_for_an_eighth_of_the_rows():
     rank = MoEShape(hidden=2048, inter=768, local_experts=16, top_k=8, experts=128)
     whole = heuristic_plan(QWEN3_30B, 256, TARGETS["sm_90"])
-    assert heuristic_plan(rank, 256, TARGETS["sm_90"]).block_m == whole.block_m == 16
+    assert heuristic_plan(rank, 256, TARGETS["sm_90"]).block_m == whole.block_m == 32
 
 
 def test_an_h200_decodes_by_gather_and_prefills_by_tma():

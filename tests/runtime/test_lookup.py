@@ -302,7 +302,7 @@ def test_two_ranks_views_of_one_layer_do_not_share_a_default_plan(folders, h200)
     of_many = replace(alone, experts=128)
     assert alone == of_many
     blocks = [best_plan(view, 256, h200).plan.block_m for view in (alone, of_many, alone)]
-    assert blocks == [128, 16, 128]
+    assert blocks == [128, 32, 128]
 
 
 def test_a_negative_count_is_refused(folders, shape, h200):

@@ -63,9 +63,13 @@ def test_a_process_serves_the_new_table_at_once(make_table, tmp_path, monkeypatc
     monkeypatch.setenv("MOETUNE_CONFIG_DIR", str(tmp_path))
     table = make_table()
     write_table(replace(table, entries={16: table.entries[16]}), tmp_path)
-    assert best_plan(table.shape, 1, table.device).source == "heuristic"
+    before = best_plan(table.shape, 1, table.device)
+    assert before.path is None or not before.path.startswith(str(tmp_path))
     write_table(table, tmp_path)
-    assert best_plan(table.shape, 1, table.device).entry_tokens == 1
+    after = best_plan(table.shape, 1, table.device)
+    assert after.path is not None
+    assert after.path.startswith(str(tmp_path))
+    assert after.entry_tokens == 1
 
 
 def test_an_entry_that_the_runtime_would_drop_is_refused_and_the_old_file_stays(make_table, tmp_path):
