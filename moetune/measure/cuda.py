@@ -12,6 +12,7 @@ import torch
 from moetune.engine.backend import Ceilings, LayerFigures
 from moetune.errors import MissingError, RunError
 from moetune.measure.calls import DTYPES, PRELOAD, gemm_job, small_jobs
+from moetune.measure.ceilings import measure_ceilings
 from moetune.measure.clocks import ClockReading, Clocks, slowest
 from moetune.measure.compiler import CompilePool, KernelJob
 from moetune.measure.faults import failure, is_sticky
@@ -36,9 +37,6 @@ from moetune_kernels.kernel_call import launch_all
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
-COPY_BYTES = 4 << 30  # far over any L2
-MATMUL_SIZE = 8192
-CEILING_SAMPLES = 12
 SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to time well
 CLOCK_READING_S = 0.5  # NVML takes milliseconds, a screening sample less than one
 COUNTERS_LIMIT_S = 120.0
@@ -110,29 +108,12 @@ class CudaBackend:
             RunError: the GPU cannot run even these.
         """
         if self._ceilings is None:
-            found = self._answer(self._measure_ceilings)
+            dtype = DTYPES[self._shape.format]
+            found = self._answer(lambda: measure_ceilings(self._timer, self._device, dtype))
             if isinstance(found, Failed):
                 raise RunError(f"could not measure the GPU's own limits: {found.reason}")
             self._ceilings = found
         return self._ceilings
-
-    def _measure_ceilings(self) -> Ceilings:
-        return Ceilings(bytes_per_s=self._copy_bytes_per_s(), flops=self._matmul_flops())
-
-    def _copy_bytes_per_s(self) -> float:
-        free, _ = torch.cuda.mem_get_info(self._device)
-        count = min(COPY_BYTES, free // 4) // 4
-        source = torch.zeros(count, dtype=torch.float32, device=self._device)
-        target = torch.empty_like(source)
-        copied = self._timer.sample(lambda: target.copy_(source), CEILING_SAMPLES)
-        return 2 * count * 4 / copied.median_us * 1e6
-
-    def _matmul_flops(self) -> float:
-        size, dtype = (MATMUL_SIZE, MATMUL_SIZE), DTYPES[self._shape.format]
-        a, b = (torch.randn(size, dtype=dtype, device=self._device) for _ in range(2))
-        product = torch.empty_like(a)
-        multiplied = self._timer.sample(lambda: torch.mm(a, b, out=product), CEILING_SAMPLES)
-        return 2 * MATMUL_SIZE**3 / multiplied.median_us * 1e6
 
     def compile(
         self, role: Role, configs: Sequence[MoEKernelConfig]
