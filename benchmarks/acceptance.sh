@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Everything that must be seen on a GPU before a release, in one run of about 15 minutes on an H200: GPU tests and
+# sanitizer, three sweeps from empty Triton caches, what a fresh process then serves, profile and report, and the peers
+# beside ours where PEERS names their folder. One line per step in OUT/steps.txt; a failed step does not stop the rest.
+#
+#   benchmarks/acceptance.sh OUT [STEP ...]      steps: tests sweeps served profile report peers (all when none is named)
+set -uo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=$(mkdir -p "${1:?usage: acceptance.sh OUT [STEP ...]}" && cd "$1" && pwd)
+shift
+steps=("${@:-tests sweeps served profile report peers}")
+python=${PYTHON:-python3}
+export PYTHONPATH=.:kernels${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+layers=(default qwen3-30b-a3b mixtral-8x7b)
+failed=0
+
+step() { # name, seconds at most, command...
+  local name=$1 limit=$2 start=$SECONDS code=0
+  shift 2
+  timeout "$limit" "$@" >"$out/$name.log" 2>&1 || code=$?
+  echo "$name: exit $code after $((SECONDS - start)) s: $*" | tee -a "$out/steps.txt"
+  [ "$code" -eq 0 ] || failed=1
+}
+
+model() { [ "$1" = default ] || echo "--model $1"; }
+
+tests() {
+  step tests 500 "$python" -m pytest tests/gpu -q -p no:cacheprovider
+}
+
+sweeps() {
+  for layer in "${layers[@]}"; do
+    rm -rf "$out/triton-$layer"
+    # shellcheck disable=SC2046  # two words, or none
+    TRITON_CACHE_DIR="$out/triton-$layer" step "sweep-$layer" 260 "$python" -m moetune sweep $(model "$layer") --budget 240 \
+      --out "$out/tables" --store "$out/$layer.sqlite" --record "$out/$layer.jsonl.xz"
+    rm -rf "$out/triton-$layer"
+  done
+}
+
+served() {
+  for layer in "${layers[@]}"; do
+    # shellcheck disable=SC2046
+    MOETUNE_CONFIG_DIR="$out/tables" MOETUNE_DEBUG=1 step "served-$layer" 90 "$python" benchmarks/served.py $(model "$layer")
+  done
+}
+
+profile() {
+  MOETUNE_CONFIG_DIR="$out/tables" step profile 120 "$python" -m moetune profile --experts 64 --top-k 2 --json "$out/profile.json"
+}
+
+report() {
+  step report 60 "$python" -m moetune report "$out/tables" --out "$out/report"
+}
+
+peers() {
+  [ -n "${PEERS:-}" ] || { echo "peers: skipped, PEERS names no folder" | tee -a "$out/steps.txt"; return; }
+  # shellcheck disable=SC1091
+  source "$PEERS/unpack.sh"
+  MOETUNE_CONFIG_DIR="$out/tables" step peers 400 "$python" "$PEERS/peers.py" --shapes qwen3-30b-a3b,mixtral-8x7b --formats bf16 \
+    --ours benchmarks/peers_adapter.py --json "$out/peers.json"
+}
+
+for name in ${steps[*]}; do
+  "$name"
+done
+exit "$failed"
