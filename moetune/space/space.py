@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import log2
 
 from moetune.space.enumerate import BLOCK_KS, BLOCK_NS, STAGES, WARPS, enumerate_configs
 from moetune.space.load import ExpertLoad
@@ -60,21 +61,23 @@ class Space:
         return [moved for moved in found if not self.closed or moved in self.configs]
 
     def _moves(self, config: MoEKernelConfig, tokens: int) -> Iterator[MoEKernelConfig]:
-        axes = (
-            ("prefetch_distance", STAGES),
-            ("block_n", BLOCK_NS),
-            ("num_warps", WARPS),
-            ("block_k", BLOCK_KS),
-        )
-        if ExpertLoad.of(self.shape, tokens).rows > config.block_m:
-            # How row tiles are grouped changes nothing while an expert has one.
-            yield from (replace(config, group_m=group_m) for group_m in GROUP_MS if group_m != config.group_m)
-        for name, values in axes:
+        groups = _nearest_first(config.group_m) if ExpertLoad.of(self.shape, tokens).rows > config.block_m else ()
+        # How row tiles are grouped changes nothing while an expert has one.
+        yield from (replace(config, group_m=group_m) for group_m in groups[:2])
+        yield from (replace(config, structure=structure) for structure in Structure)
+        for name, values in (("prefetch_distance", STAGES), ("block_n", BLOCK_NS)):
             yield from _steps(config, name, values)
-        for structure in Structure:
-            yield replace(config, structure=structure)
+        yield from (replace(config, group_m=group_m) for group_m in groups[2:])
+        for name, values in (("num_warps", WARPS), ("block_k", BLOCK_KS)):
+            yield from _steps(config, name, values)
         if config.max_registers is None:
             yield from (replace(config, max_registers=cap) for cap in REGISTER_CAPS)
+
+
+def _nearest_first(group_m: int) -> tuple[int, ...]:
+    """Return the other values of ``group_m``, the nearest first."""
+    others = [value for value in GROUP_MS if value != group_m]
+    return tuple(sorted(others, key=lambda value: abs(log2(value / group_m))))
 
 
 def _steps(config: MoEKernelConfig, name: str, values: tuple[int, ...]) -> Iterator[MoEKernelConfig]:

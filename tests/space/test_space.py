@@ -48,7 +48,9 @@ def test_any_prefix_of_the_compile_order_is_a_mix(role):
     for length in (24, 80, 160):
         prefix = space.configs[:length]
         assert {Structure.GATHER, Structure.TMA} <= {config.structure for config in prefix}
-        assert {16, 32, 64, 128, 256} <= {config.block_m for config in prefix}
+        heights = {config.block_m for config in prefix}
+        assert {16, 32, 64, 128} <= heights
+        assert (256 in heights) or role is Role.GATE_UP  # two accumulators of 256 rows never paid
     assert len({config.num_warps for config in space.configs}) == 3
     assert len({config.prefetch_distance for config in space.configs}) >= 3
 
@@ -94,6 +96,31 @@ def test_neighbours_are_legal_and_differ_in_one_choice(role):
             assert len(changed) == 1
             assert other.block_m == config.block_m
             assert other.why_not(H200, MIXTRAL, role) is None
+
+
+@pytest.mark.parametrize("shape", [MIXTRAL, QWEN], ids=lambda shape: shape.key)
+def test_the_needles_of_many_rows_are_candidates_with_several_groupings(shape):
+    """What won at 1024 to 16384 tokens in recorded sweeps of an H200: tiles, warps, distance, and any group_m."""
+    needles = {
+        Role.GATE_UP: [(64, 256, 8, 3), (128, 128, 8, 4), (128, 128, 8, 3), (64, 128, 4, 4)],
+        Role.DOWN: [(128, 256, 8, 4), (128, 256, 8, 3), (256, 128, 8, 4), (64, 256, 4, 4)],
+    }
+    for role, tiles in needles.items():
+        space = candidates(shape, H200, role, LADDER, limit=135)
+        groupings: dict[tuple[int, ...], set[int]] = {}
+        for config in space.configs:
+            if config.structure is Structure.TMA and config.block_k == 64:
+                tile = config.block_m, config.block_n, config.num_warps, config.prefetch_distance
+                groupings.setdefault(tile, set()).add(config.group_m)
+        assert set(tiles) <= set(groupings)
+        assert groupings[tiles[0]] == {4, 8, 16, 32}
+    permuted = [config for config in candidates(shape, H200, Role.GATE_UP, LADDER, limit=135).configs]
+    assert {c.group_m for c in permuted if c.structure is Structure.TMA_PERMUTE and c.block_n == 128} >= {4, 8, 16, 32}
+
+
+def test_decode_alone_gets_no_groupings():
+    space = candidates(MIXTRAL, H200, Role.DOWN, (1, 64), limit=135)
+    assert {config.group_m for config in space.configs} == {1}
 
 
 def test_row_grouping_is_only_varied_where_an_expert_has_several_row_tiles():
