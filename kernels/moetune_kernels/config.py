@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from moetune_kernels.errors import UnsupportedConfigError
+from moetune_kernels.errors import UnsupportedConfigError, shown
 from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ MAX_PREFETCH = 8
 MAX_GROUP_M = 64
 MAX_ACCUMULATORS = 128  # 32-bit accumulator registers per thread; 256 spilled 391 times on sm_90 (128x256, 4 warps)
 MAXNREG_MARGIN = 26  # ptxas refuses a register cap under accumulators + 26 (seen in 7 of 120 configs on sm_90)
+MAX_DESCRIPTOR_ROW = (1 << 31) - 1  # coordinates of a TMA load are signed 32-bit integers
 BARRIER_BYTES = 1024  # what the barriers of a TMA pipeline, or of tcgen05, may add to the tiles
 
 
@@ -84,7 +85,7 @@ class MoEKernelConfig:
         if self.smem_size is not None:
             _require_range("smem_size", self.smem_size, 1, 1 << 20)
         if not isinstance(self.structure, Structure):  # pyright: ignore[reportUnnecessaryIsInstance] - born valid
-            raise UnsupportedConfigError(f"structure must be a Structure, got {self.structure!r}")
+            raise UnsupportedConfigError(f"structure must be a Structure, got {shown(self.structure)}")
 
     @property
     def block_size(self) -> int:
@@ -117,7 +118,7 @@ class MoEKernelConfig:
 
     def why_not(self, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
         """Say why this config cannot run ``role`` of ``shape`` on ``device``, or None when it can."""
-        for rule in (_why_not_format, _why_not_structure, _why_not_registers, _why_not_smem):
+        for rule in (_why_not_format, _why_not_structure, _why_not_descriptor, _why_not_registers, _why_not_smem):
             reason = rule(self, device, shape, role)
             if reason is not None:
                 return reason
@@ -147,23 +148,23 @@ class MoEKernelConfig:
             parsed["structure"] = Structure(value["structure"])
         except ValueError:
             names = ", ".join(member.value for member in Structure)
-            raise UnsupportedConfigError(f"structure must be one of {names}, got {value['structure']!r}") from None
+            raise UnsupportedConfigError(f"structure must be one of {names}, got {shown(value['structure'])}") from None
         config = cls(**parsed)
         if "block_size" in value and value["block_size"] != config.block_size:
             raise UnsupportedConfigError(
-                f"block_size must be num_warps x warp_size = {config.block_size}, got {value['block_size']!r}"
+                f"block_size must be num_warps x warp_size = {config.block_size}, got {shown(value['block_size'])}"
             )
         return config
 
 
 def _require(name: str, value: Any, allowed: tuple[int, ...]) -> None:
     if type(value) is not int or value not in allowed:
-        raise UnsupportedConfigError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+        raise UnsupportedConfigError(f"{name} must be one of {', '.join(map(str, allowed))}, got {shown(value)}")
 
 
 def _require_range(name: str, value: Any, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise UnsupportedConfigError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+        raise UnsupportedConfigError(f"{name} must be a whole number from {low} to {high}, got {shown(value)}")
 
 
 def _why_not_format(config: MoEKernelConfig, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
@@ -176,6 +177,7 @@ def _why_not_format(config: MoEKernelConfig, device: DeviceInfo, shape: MoEShape
 
 
 def _why_not_structure(config: MoEKernelConfig, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
+    del shape
     name = config.structure.value
     if config.split_k != 1:
         return f"structure {name} has no split-K, got split_k={config.split_k}"
@@ -183,11 +185,22 @@ def _why_not_structure(config: MoEKernelConfig, device: DeviceInfo, shape: MoESh
         return f"warp_size is {config.warp_size}, the device's warps have {device.warp_size} threads"
     if config.structure is Structure.GATHER:
         return None
-    inner = shape.hidden if role is Role.GATE_UP else shape.inter
     if device.is_amd or device.sm < 90:
         return f"structure {name} needs compute capability 9.0 or newer"
     if config.structure is Structure.TMA_PERMUTE and role is Role.DOWN:
         return "structure tma_permute is for gate-up; the rows of down are in expert order already, use tma"
+    return None
+
+
+def _why_not_descriptor(config: MoEKernelConfig, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
+    del device
+    if config.structure is Structure.GATHER:
+        return None
+    name = config.structure.value
+    inner = shape.hidden if role is Role.GATE_UP else shape.inter
+    rows = shape.local_experts * (2 * shape.inter if role is Role.GATE_UP else shape.hidden)
+    if rows > MAX_DESCRIPTOR_ROW:
+        return f"structure {name} counts weight rows in 32 bits, the experts have {rows:,} rows together; use gather"
     if inner * 2 % 16:
         return f"structure {name} needs row strides that are a multiple of 16 bytes, got {inner * 2}"
     if inner % config.block_k:

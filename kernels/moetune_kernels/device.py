@@ -78,7 +78,7 @@ def device_info(index: int) -> DeviceInfo:
     """
     import torch
 
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+    if not torch.cuda.is_available() or not 0 <= index < torch.cuda.device_count():
         raise UnsupportedDeviceError(
             f"no CUDA device {index}: torch sees {torch.cuda.device_count()}; run `moetune doctor`"
         )

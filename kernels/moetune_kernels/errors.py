@@ -26,3 +26,12 @@ class UnsupportedDeviceError(MoetuneError):
 
 class TableError(MoetuneError, ValueError):
     """A tuned table that cannot be read or trusted."""
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """Show a value in an error, however large or odd it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no number of more than 4,300 digits
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from moetune_kernels.device import DeviceInfo, current_device, device_info
 from moetune_kernels.device_match import is_relative, is_same_device
-from moetune_kernels.errors import TableError
+from moetune_kernels.errors import ShapeError, TableError, UnsupportedDeviceError, shown
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.kernel_hash import source_sha256
 from moetune_kernels.paths import CONFIG_DIR_VARIABLE, search_dirs
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.serving_log import LOGGER, forget, is_debugging, warn_once
-from moetune_kernels.shape import MoEShape
+from moetune_kernels.shape import MAX_TOKENS, MoEShape
 from moetune_kernels.table import Entry, TunedTable
 from moetune_kernels.table_file import Found, is_folder, read_table, scan, table_path
 
@@ -60,14 +60,18 @@ def best_plan(shape: MoEShape, tokens: int, device: DeviceInfo | int | None = No
 
     Args:
         shape: the layer as this rank sees it.
-        tokens: T, 0 or more.
+        tokens: T, from 0 to 131,072.
         device: a device, a CUDA index, or None for torch's current device.
 
     Raises:
         UnsupportedDeviceError: no such CUDA device.
         UnsupportedConfigError: no kernel runs this weight format or device at all.
-        ShapeError: ``tokens`` is negative.
+        ShapeError: ``shape`` is no MoEShape, or ``tokens`` is no whole number in that range.
     """
+    if not isinstance(shape, MoEShape):  # pyright: ignore[reportUnnecessaryIsInstance] - says so instead of failing later
+        raise ShapeError(f"shape must be a MoEShape, got {shown(shape)}")
+    if type(tokens) is not int or not 0 <= tokens <= MAX_TOKENS:
+        raise ShapeError(f"tokens must be a whole number from 0 to {MAX_TOKENS}, got {shown(tokens)}")
     # The model's expert count is no part of the key, but the default plan reads it.
     return _resolve(shape, shape.experts, tokens, _info(device))
 
@@ -94,7 +98,11 @@ def reload() -> None:
 def _info(device: DeviceInfo | int | None) -> DeviceInfo:
     if device is None:
         return current_device()
-    return device if isinstance(device, DeviceInfo) else device_info(device)
+    if isinstance(device, DeviceInfo):
+        return device
+    if type(device) is not int:
+        raise UnsupportedDeviceError(f"device must be a DeviceInfo, a CUDA index or None, got {shown(device)}")
+    return device_info(device)
 
 
 @lru_cache(maxsize=4096)

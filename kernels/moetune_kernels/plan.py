@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from moetune_kernels.config import MoEKernelConfig, Role
-from moetune_kernels.errors import UnsupportedConfigError
+from moetune_kernels.errors import UnsupportedConfigError, shown
 from moetune_kernels.shape import MoEShape
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class LayerPlan:
     """A layer's launch choices; gate-up and down share ``block_m`` because they share one block table.
 
     Raises:
-        UnsupportedConfigError: the two configs disagree on ``block_m``.
+        UnsupportedConfigError: a field of another type, or two configs that disagree on ``block_m``.
     """
 
     gate_up: MoEKernelConfig
@@ -44,6 +44,10 @@ class LayerPlan:
     text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        kinds = {"gate_up": MoEKernelConfig, "down": MoEKernelConfig, "routing": Routing, "combine": Combine}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise UnsupportedConfigError(f"{name} must be a {kind.__name__}, got {shown(getattr(self, name))}")
         if self.gate_up.block_m != self.down.block_m:
             raise UnsupportedConfigError(
                 f"gate_up and down must share block_m, got {self.gate_up.block_m} and {self.down.block_m}"

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from moetune_kernels.errors import ShapeError
+from moetune_kernels.errors import ShapeError, shown
 
 MAX_EXPERTS = 1024  # the router holds one row of logits in registers
 MAX_TOP_K = 16
 MAX_TOKENS = 131_072
+MAX_EXPERT_WEIGHTS = (1 << 31) - 1  # of one H x I matrix: kernels count inside it in 32 bits, between experts in 64
 MAX_DIMENSION = 1 << 20  # far above any published model; keeps a hostile table from overflowing int32 sizes
 
 
@@ -106,14 +107,23 @@ class MoEShape:
         ):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= limit:
-                raise ShapeError(f"{name} must be a whole number from 1 to {limit}, got {value!r}")
+                raise ShapeError(f"{name} must be a whole number from 1 to {limit}, got {shown(value)}")
         total = self.experts if self.experts is not None else self.local_experts
-        if type(total) is not int or total < self.local_experts:
+        if type(total) is not int or not self.local_experts <= total <= MAX_DIMENSION:
             raise ShapeError(
-                f"experts (over all ranks) must be at least local_experts={self.local_experts}, got {total!r}"
+                f"experts (over all ranks) must be a whole number from local_experts={self.local_experts} "
+                f"to {MAX_DIMENSION}, got {shown(total)}"
             )
         if self.top_k > total:
             raise ShapeError(f"top_k={self.top_k} is more than the model's {total} experts; give top_k <= experts")
+        if self.hidden * self.inter > MAX_EXPERT_WEIGHTS:
+            raise ShapeError(
+                f"hidden x inter must be at most {MAX_EXPERT_WEIGHTS:,}, got {self.hidden:,} x {self.inter:,}; "
+                "split the experts over more ranks"
+            )
+        for name, kind in (("format", WeightFormat), ("activation", Activation), ("w13_layout", W13Layout)):
+            if not isinstance(getattr(self, name), kind):
+                raise ShapeError(f"{name} must be a {kind.__name__}, got {shown(getattr(self, name))}")
 
     @property
     def key(self) -> str:
@@ -159,5 +169,5 @@ class MoEShape:
                 parsed[name] = kind(value[name])
             except ValueError:
                 known = ", ".join(member.value for member in kind)
-                raise ShapeError(f"shape.{name} must be one of {known}, got {value[name]!r}") from None
+                raise ShapeError(f"shape.{name} must be one of {known}, got {shown(value[name])}") from None
         return cls(**parsed)

@@ -229,6 +229,8 @@ def _blamed_on(where: str) -> Generator[None]:
 
 
 def _document(data: bytes) -> dict[str, Any]:
+    if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - says so instead of failing later
+        raise TableError(f"must be given as bytes, got {type(data).__name__}")
     if len(data) > MAX_TABLE_BYTES:
         raise TableError(f"holds {len(data):,} B, a table at most {MAX_TABLE_BYTES:,} B")
     try:

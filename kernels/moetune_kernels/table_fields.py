@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from moetune_kernels.errors import TableError
+from moetune_kernels.errors import TableError, shown
 
 FIGURE_SOURCES = ("counter", "event", "static", "analytical", "composed", "unavailable")
 MAX_TEXT = 4000
@@ -58,7 +58,7 @@ def figure(name: str, value: Any) -> None:
 
 def short(value: Any) -> str:
     """Show a value in an error, however large it is."""
-    return clip(repr(value) if not isinstance(value, (dict, list)) else f"{type(value).__name__} of {len(value)}", 80)
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (dict, list)) else shown(value)
 
 
 def clip(text: str, limit: int = 400) -> str:

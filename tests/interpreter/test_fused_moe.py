@@ -7,7 +7,16 @@ import logging
 import pytest
 import torch
 
-from moetune_kernels import FusedMoE, LayerPlan, MoEKernelConfig, Structure, fused_moe, fused_moe_forward, route
+from moetune_kernels import (
+    FusedMoE,
+    LayerPlan,
+    MoEKernelConfig,
+    Structure,
+    fused_moe,
+    fused_moe_forward,
+    launch_context,
+    route,
+)
 from moetune_kernels.errors import MoetuneError, ShapeError, UnsupportedConfigError, UnsupportedDeviceError
 from moetune_kernels.fused_moe import fused_moe_reference, layer
 from moetune_kernels.match import match
@@ -142,7 +151,7 @@ def test_a_plan_that_cannot_run_is_refused_with_its_reason():
 
 
 def test_cpu_tensors_without_the_interpreter_are_one_clear_error(monkeypatch):
-    monkeypatch.setattr(layer, "_interpreted", lambda: False)
+    monkeypatch.setattr(launch_context, "_interpreted", lambda: False)
     with pytest.raises(UnsupportedDeviceError, match="TRITON_INTERPRET=1"):
         fused_moe(*tensors(5))
 

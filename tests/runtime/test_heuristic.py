@@ -10,7 +10,7 @@ from moetune_kernels.config import Role, Structure
 from moetune_kernels.device import TARGETS, DeviceInfo
 from moetune_kernels.errors import ShapeError, UnsupportedConfigError
 from moetune_kernels.heuristic import heuristic_plan
-from moetune_kernels.shape import MAX_TOKENS, MoEShape, WeightFormat
+from moetune_kernels.shape import MAX_EXPERT_WEIGHTS, MAX_TOKENS, MoEShape, WeightFormat
 
 QWEN3_30B = MoEShape(hidden=2048, inter=768, local_experts=128, top_k=8)
 MIXTRAL = MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2)
@@ -32,7 +32,10 @@ def random_shape(random_: random.Random) -> MoEShape:
     experts = random_.choice((None, local, local * 8))
     top_k = random_.randint(1, min(16, experts or local))
     kind = random_.choice((WeightFormat.BF16, WeightFormat.FP16))
-    return MoEShape(hidden=size(), inter=size(), local_experts=local, top_k=top_k, experts=experts, format=kind)
+    hidden, inter = size(), size()
+    if hidden * inter > MAX_EXPERT_WEIGHTS:
+        inter = 47
+    return MoEShape(hidden=hidden, inter=inter, local_experts=local, top_k=top_k, experts=experts, format=kind)
 
 
 @pytest.mark.parametrize("name", TARGETS)

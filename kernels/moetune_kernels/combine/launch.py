@@ -7,6 +7,7 @@ import torch
 from moetune_kernels.combine.kernel import combine_kernel
 from moetune_kernels.errors import ShapeError
 from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.launch_context import launching_on
 
 _BLOCK_H = 1024  # 16 bytes of bf16 for each of 128 threads
 
@@ -20,7 +21,8 @@ def combine(y: torch.Tensor, topk_ids: torch.Tensor, num_experts: int) -> torch.
     if y.ndim != 2 or topk_ids.ndim != 2 or y.shape[0] != topk_ids.numel():
         raise ShapeError(f"combine takes y [T * K, H] and ids [T, K], got {tuple(y.shape)} and {tuple(topk_ids.shape)}")
     out = torch.empty((topk_ids.shape[0], y.shape[1]), dtype=y.dtype, device=y.device)
-    launch_all(combine_calls(y.contiguous(), topk_ids.contiguous(), num_experts, out))
+    with launching_on(y):
+        launch_all(combine_calls(y.contiguous(), topk_ids.contiguous(), num_experts, out))
     return out
 
 

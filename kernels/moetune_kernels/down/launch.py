@@ -13,6 +13,7 @@ from moetune_kernels.down.tma import down_tma_kernel
 from moetune_kernels.errors import ShapeError, UnsupportedConfigError
 from moetune_kernels.grid import device_of, persistent_programs
 from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.launch_context import launching_on
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.shape import MoEShape
 
@@ -54,7 +55,8 @@ def down(
     if order.block_m != config.block_m:
         raise ShapeError(f"order has block_m={order.block_m}, the config {config.block_m}; permute with the config's")
     y = torch.empty((h.shape[0], w2.shape[1]), dtype=h.dtype, device=h.device)
-    launch_all(down_calls(DownOperands(h, w2, topk_weights.contiguous(), y), order, config))
+    with launching_on(h):
+        launch_all(down_calls(DownOperands(h, w2, topk_weights.contiguous(), y), order, config))
     return y
 
 

@@ -4,17 +4,65 @@ from __future__ import annotations
 
 import torch
 
-from moetune_kernels.errors import ShapeError
-from moetune_kernels.fused_moe.layer import FORMATS, Weights, check_device
+from moetune_kernels.errors import MoetuneError, ShapeError, UnsupportedConfigError, shown
+from moetune_kernels.fused_moe.layer import FORMATS, Weights
+from moetune_kernels.launch_context import check_device, check_tensor
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.route.launch import check_top_k
 from moetune_kernels.shape import MAX_EXPERTS, MAX_TOKENS, MAX_TOP_K
 
 ACTIVATIONS = ("silu",)
+ALIGNMENT = 16  # bytes: what TMA descriptors demand of a tensor's start, and vector loads want
 
 
 def check_activation(activation: str) -> None:
     """Raise ShapeError for an activation that no kernel computes; there is no silent fallback."""
     if activation not in ACTIVATIONS:
-        raise ShapeError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        raise ShapeError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {shown(activation)}")
+
+
+def plan_text(plan: LayerPlan | None) -> str:
+    """Return what the custom ops take for a plan: its text, empty for None; raises UnsupportedConfigError for others."""
+    if plan is None:
+        return ""
+    if not isinstance(plan, LayerPlan):  # pyright: ignore[reportUnnecessaryIsInstance] - says so instead of failing later
+        raise UnsupportedConfigError(f"plan must be a LayerPlan or None, got {shown(plan)}; see LayerPlan.from_json")
+    return plan.text
+
+
+def check_one_device(**tensors: torch.Tensor) -> None:
+    """Raise ShapeError for what is no tensor, or not on the first one's device.
+
+    Asked before the custom op: one weight left on ``meta`` would send the whole call to the fake kernel.
+    """
+    first, device = "", None
+    for name, tensor in tensors.items():
+        check_tensor(tensor, name)
+        if device is None:
+            first, device = name, tensor.device
+        if tensor.device != device:
+            raise ShapeError(f"{name} is on {tensor.device}, {first} on {device}; move them to one device")
+
+
+def check_router(hidden_states: torch.Tensor, gate_weights: torch.Tensor, top_k: int) -> None:
+    """Raise ShapeError where hidden_states [T, H] and gate_weights [E, H] cannot make logits."""
+    if hidden_states.ndim != 2 or gate_weights.ndim != 2 or gate_weights.shape[1] != hidden_states.shape[1]:
+        raise ShapeError(
+            "hidden_states must be [T, H] and gate_weights [E, H], "
+            f"got {tuple(hidden_states.shape)} and {tuple(gate_weights.shape)}"
+        )
+    if gate_weights.dtype != hidden_states.dtype:
+        raise ShapeError(f"gate_weights must be {hidden_states.dtype} like hidden_states, got {gate_weights.dtype}")
+    check_top_k(top_k, gate_weights.shape[0])
+
+
+def check_no_gradients(**tensors: torch.Tensor) -> None:
+    """Raise MoetuneError where ``out`` would silently cut a gradient: the layer is for inference."""
+    wanting = [name for name, tensor in tensors.items() if tensor.requires_grad]
+    if wanting and torch.is_grad_enabled():
+        raise MoetuneError(
+            f"{', '.join(wanting)} requires a gradient, and the layer has none: run it under torch.no_grad()"
+        )
 
 
 def check_layer(x: torch.Tensor, weights: Weights) -> None:
@@ -30,6 +78,11 @@ def check_layer(x: torch.Tensor, weights: Weights) -> None:
             )
         if tensor.device != x.device:
             raise ShapeError(f"{name} is on {tensor.device}, x on {x.device}; move them to one device")
+        if tensor.data_ptr() % ALIGNMENT:
+            raise ShapeError(
+                f"{name} must start on a multiple of {ALIGNMENT} bytes, it starts {tensor.data_ptr() % ALIGNMENT} past one; "
+                "call .clone() once at load"
+            )
 
 
 def _check_sizes(x: torch.Tensor, weights: Weights) -> None:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
 import torch
 
-from moetune_kernels.fused_moe.arguments import check_activation, check_layer, check_out, check_routing
-from moetune_kernels.fused_moe.layer import Weights, moe_from_ids, moe_from_logits
+from moetune_kernels.errors import MoetuneError, ShapeError, UnsupportedConfigError, shown
+from moetune_kernels.fused_moe.arguments import (
+    check_activation,
+    check_layer,
+    check_no_gradients,
+    check_one_device,
+    check_out,
+    check_router,
+    check_routing,
+    plan_text,
+)
+from moetune_kernels.fused_moe.layer import FORMATS, REFUSALS, Weights, moe_from_ids, moe_from_logits
 from moetune_kernels.plan import LayerPlan, plan_from_text
-from moetune_kernels.route.launch import check_logits
+from moetune_kernels.route.launch import check_logits, check_top_k
+from moetune_kernels.shape import MoEShape
 
 
 def fused_moe(
@@ -22,16 +37,16 @@ def fused_moe(
     deterministic: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run one Mixture-of-Experts layer on tokens that are routed already.
+    """Run one Mixture-of-Experts layer on tokens that are routed already. For inference: there is no backward.
 
     Args:
         x: [T, H] bfloat16 or float16, T from 0 to 131,072; any strides (copied when not contiguous).
-        w13: [E, 2I, H] gate rows, then up rows, in x's dtype; contiguous.
-        w2: [E, H, I] in x's dtype; contiguous.
+        w13: [E, 2I, H] gate rows, then up rows, in x's dtype; contiguous, starting on a multiple of 16 bytes.
+        w2: [E, H, I], as w13.
         topk_weights: [T, K] float32; any strides.
         topk_ids: [T, K] int32 or int64; an id outside 0..E-1 is a slot that is not routed and adds nothing.
         activation: "silu": ``silu(gate) * up``.
-        plan: launch choices; None takes the tuned table's, else the heuristic's.
+        plan: launch choices; None takes the tuned table's, else the default plan.
         deterministic: ask for bitwise equal results on every run; every structure so far gives them.
         out: [T, H] to write to, sharing memory with no input; None allocates.
 
@@ -42,6 +57,7 @@ def fused_moe(
         ShapeError: tensors that do not fit together.
         UnsupportedConfigError: a plan that cannot run this layer on this device.
         UnsupportedDeviceError: CPU tensors outside Triton's interpreter.
+        MoetuneError: a backward pass, or ``out`` with an input that requires a gradient while gradients are on.
 
     Example:
         >>> topk_weights, topk_ids = moetune_kernels.route(logits, top_k=2)
@@ -49,9 +65,12 @@ def fused_moe(
     """
     del deterministic  # the combine structure is a fixed-order sum: there is nothing to switch off
     check_activation(activation)
-    text = "" if plan is None else plan.text
+    text = plan_text(plan)
+    check_one_device(x=x, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids)
     if out is None:
         return _fused_moe_op(x, w13, w2, topk_weights, topk_ids, text)
+    check_one_device(x=x, out=out)
+    check_no_gradients(x=x, w13=w13, w2=w2, topk_weights=topk_weights, out=out)
     _fused_moe_out_op(x, w13, w2, topk_weights, topk_ids, text, out)
     return out
 
@@ -65,15 +84,15 @@ def fused_moe_forward(
     *,
     plan: LayerPlan | None = None,
 ) -> torch.Tensor:
-    """Run one Mixture-of-Experts layer, router included.
+    """Run one Mixture-of-Experts layer, router included. For inference: there is no backward.
 
     Args:
         hidden_states: [T, H] bfloat16 or float16.
-        gate_weights: [E, H] router weights in the same dtype.
-        expert_weights: (w13 [E, 2I, H], w2 [E, H, I]).
-        top_k: experts per token.
+        gate_weights: [E, H] router weights in the same dtype; more rows than the experts here leave the rest unrouted.
+        expert_weights: (w13 [E, 2I, H], w2 [E, H, I]), as :func:`fused_moe` takes them.
+        top_k: experts per token, at most 16.
         renormalize: make a token's router weights sum to one.
-        plan: launch choices; None takes the tuned table's, else the heuristic's.
+        plan: launch choices; None takes the tuned table's, else the default plan.
 
     Returns:
         [T, H] in the dtype of ``hidden_states``.
@@ -81,9 +100,13 @@ def fused_moe_forward(
     Raises:
         ShapeError, UnsupportedConfigError, UnsupportedDeviceError: as :func:`fused_moe`.
     """
-    w13, w2 = expert_weights
+    if not isinstance(expert_weights, (tuple, list)) or len(expert_weights) != 2:
+        raise ShapeError(f"expert_weights must be the pair (w13, w2), got {type(expert_weights).__name__}")
+    text, (w13, w2) = plan_text(plan), expert_weights
+    check_one_device(hidden_states=hidden_states, gate_weights=gate_weights, w13=w13, w2=w2)
+    check_router(hidden_states, gate_weights, top_k)
     logits = torch.nn.functional.linear(hidden_states, gate_weights)
-    return _moe_from_logits_op(hidden_states, w13, w2, logits, top_k, renormalize, "" if plan is None else plan.text)
+    return _moe_from_logits_op(hidden_states, w13, w2, logits, top_k, bool(renormalize), text)
 
 
 class FusedMoE(torch.nn.Module):
@@ -95,8 +118,11 @@ class FusedMoE(torch.nn.Module):
         num_experts: E.
         top_k: experts per token.
         renormalize: make a token's router weights sum to one.
-        dtype: of all weights.
+        dtype: of all weights, bfloat16 or float16.
         device: of all weights.
+
+    Raises:
+        ShapeError: sizes or a dtype that the kernels do not take.
     """
 
     gate: torch.nn.Parameter
@@ -115,6 +141,10 @@ class FusedMoE(torch.nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        if dtype not in FORMATS:
+            raise ShapeError(f"dtype must be bfloat16 or float16, got {shown(dtype)}")
+        MoEShape(hidden=hidden, inter=inter, local_experts=num_experts, top_k=top_k, format=FORMATS[dtype])
+        check_top_k(top_k, num_experts)
         self.top_k, self.renormalize = top_k, renormalize
         for name, size in (
             ("gate", (num_experts, hidden)),
@@ -127,7 +157,10 @@ class FusedMoE(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the layer's output, same shape and dtype as ``hidden_states`` [..., H]."""
-        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        hidden = self.gate.shape[1]
+        if hidden_states.ndim == 0 or hidden_states.shape[-1] != hidden:
+            raise ShapeError(f"hidden_states must be [..., H={hidden}], got {tuple(hidden_states.shape)}")
+        tokens = hidden_states.reshape(-1, hidden)
         out = fused_moe_forward(tokens, self.gate, (self.w13, self.w2), self.top_k, self.renormalize)
         return out.view(hidden_states.shape)
 
@@ -174,7 +207,8 @@ def _moe_from_logits_op(
     check_layer(x, weights)
     check_logits(logits, top_k)
     chosen = plan_from_text(plan) if plan else None
-    return moe_from_logits(x.contiguous(), weights, logits.contiguous(), (top_k, renormalize), chosen)
+    with _refusals_named():
+        return moe_from_logits(x.contiguous(), weights, logits.contiguous(), (top_k, renormalize), chosen)
 
 
 @_moe_from_logits_op.register_fake
@@ -191,4 +225,23 @@ def _run_into(
     topk_weights, topk_ids = topk
     check_routing(x, topk_weights, topk_ids)
     chosen = plan_from_text(plan) if plan else None
-    moe_from_ids(x.contiguous(), weights, (topk_weights.contiguous(), topk_ids.contiguous()), chosen, out)
+    with _refusals_named():
+        moe_from_ids(x.contiguous(), weights, (topk_weights.contiguous(), topk_ids.contiguous()), chosen, out)
+
+
+@contextmanager
+def _refusals_named() -> Iterator[None]:
+    """Turn Triton's refusal to launch into an error of ours; a plan from a table was replaced before this."""
+    try:
+        yield
+    except REFUSALS as error:
+        raise UnsupportedConfigError(f"the GPU refuses a kernel of the plan: {error}; give a smaller plan") from error
+
+
+def _no_backward(ctx: Any, *gradients: Any) -> NoReturn:
+    del ctx, gradients
+    raise MoetuneError("the layer is for inference and has no backward: run it under torch.no_grad()")
+
+
+_fused_moe_op.register_autograd(_no_backward)
+_moe_from_logits_op.register_autograd(_no_backward)

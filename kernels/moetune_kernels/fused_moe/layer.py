@@ -1,30 +1,39 @@
-"""One forward of the layer: allocate by shapes alone, then at most four launches for a decode batch."""
+"""One forward of the layer: allocate by shapes alone, then launch.
+
+Launches: routing, gate-up, down, combine. Routing is one launch at up to 64 slots where this rank holds every expert that the
+router scores, else the router's and permute's one (three above 4,096 slots); gate-up is two for ``tma_permute``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from moetune_kernels import debug
 from moetune_kernels.combine.launch import combine_calls
 from moetune_kernels.config import Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.down.launch import DownOperands, down_calls
-from moetune_kernels.errors import UnsupportedConfigError, UnsupportedDeviceError
+from moetune_kernels.errors import UnsupportedConfigError
 from moetune_kernels.fused_moe.routing import routing_calls
 from moetune_kernels.gate_up.launch import gate_up_calls
 from moetune_kernels.grid import device_of
+from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.launch_context import launching_on
 from moetune_kernels.lookup import best_plan
 from moetune_kernels.permute.launch import permute_calls
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.plan import LayerPlan
-from moetune_kernels.serving_log import log_once
+from moetune_kernels.serving_log import log_once, warn_once
 from moetune_kernels.shape import MoEShape, WeightFormat
 
 Calls = tuple[KernelCall, ...]
+REFUSALS = (OutOfResources, PTXASError)  # what Triton raises before a launch that the GPU could not take
 FORMATS = {torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.FP16}
 
 
@@ -72,7 +81,37 @@ def plan_for(weights: Weights, tokens: int, top_k: int, plan: LayerPlan | None) 
         return plan
     resolved = best_plan(shape, tokens, device)
     log_once(resolved, shape, tokens)
+    if _refused and (resolved.plan, device, shape) in _refused:
+        return heuristic_plan(shape, tokens, device)
     return resolved.plan
+
+
+_refused: set[tuple[LayerPlan, DeviceInfo, MoEShape]] = set()  # plans from tables, refused in this process
+
+
+def _serve(
+    weights: Weights, tokens: int, top_k: int, given: LayerPlan | None, run: Callable[[LayerPlan], None]
+) -> None:
+    """Run with the plan given, else the best one known, else, where the GPU refuses that one, the default plan.
+
+    Raises:
+        UnsupportedConfigError: the plan given cannot run this layer on this device.
+        OutOfResources, PTXASError: the GPU refuses the plan given, or the default plan.
+    """
+    plan = plan_for(weights, tokens, top_k, given)
+    try:
+        run(plan)
+    except REFUSALS as error:
+        shape, device = weights.shape(top_k), device_of(weights.w2)
+        default = heuristic_plan(shape, tokens, device)
+        if given is not None or plan == default:
+            raise
+        _refused.add((plan, device, shape))
+        warn_once(
+            f"{device.name} refuses the tuned plan of {shape.key} at {tokens} tokens ({error}); "
+            "the default plan serves; tune again with `moetune sweep`"
+        )
+        run(default)
 
 
 def moe_from_logits(
@@ -95,13 +134,18 @@ def moe_from_logits(
     out = torch.empty_like(x)
     if tokens == 0:
         return out
-    plan = plan_for(weights, tokens, top_k, plan)
     topk_weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     topk_ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
-    order = SlotOrder.empty(tokens * top_k, weights.w2.shape[0], plan.block_m, x.device)
-    with _current_device(x):
-        launch_all(routing_calls(logits, (topk_weights, topk_ids), weights.w2.shape[0], order, renormalize=renormalize))
+    num_experts = weights.w2.shape[0]
+
+    def run(plan: LayerPlan) -> None:
+        order = SlotOrder.empty(tokens * top_k, num_experts, plan.block_m, x.device)
+        calls = routing_calls(logits, (topk_weights, topk_ids), num_experts, order, renormalize=renormalize)
+        _route(calls, topk_ids, logits.shape[1], order)
         _run_experts(x, weights, Routed(topk_weights, topk_ids, order), plan, out)
+
+    with launching_on(x):
+        _serve(weights, tokens, top_k, plan, run)
     return out
 
 
@@ -116,12 +160,15 @@ def moe_from_ids(
     topk_weights, topk_ids = topk
     if x.shape[0] == 0:
         return
-    plan = plan_for(weights, x.shape[0], topk_ids.shape[1], plan)
     num_experts = weights.w2.shape[0]
-    order = SlotOrder.empty(topk_ids.numel(), num_experts, plan.block_m, x.device)
-    with _current_device(x):
-        launch_all(permute_calls(topk_ids, num_experts, order))
+
+    def run(plan: LayerPlan) -> None:
+        order = SlotOrder.empty(topk_ids.numel(), num_experts, plan.block_m, x.device)
+        _route(permute_calls(topk_ids, num_experts, order), topk_ids, num_experts, order)
         _run_experts(x, weights, Routed(topk_weights, topk_ids, order), plan, out)
+
+    with launching_on(x):
+        _serve(weights, x.shape[0], topk_ids.shape[1], plan, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +180,15 @@ class Routed:
     order: SlotOrder
 
 
+def _route(calls: Calls, topk_ids: torch.Tensor, known_experts: int, order: SlotOrder) -> None:
+    """Launch the routing; ids may name any of ``known_experts``, of which this rank may hold only the first."""
+    if debug.checks_wanted():
+        debug.run_checked("routing", calls, lambda: order.expert_offsets[None])
+        debug.check_ids(topk_ids, known_experts)
+        return
+    launch_all(calls)
+
+
 def _run_experts(x: torch.Tensor, weights: Weights, routed: Routed, plan: LayerPlan, out: torch.Tensor) -> None:
     slots, (num_experts, hidden, inter) = routed.topk_ids.numel(), weights.w2.shape
     h = torch.empty((slots, inter), dtype=x.dtype, device=x.device)
@@ -142,30 +198,8 @@ def _run_experts(x: torch.Tensor, weights: Weights, routed: Routed, plan: LayerP
     second = down_calls(DownOperands(h, weights.w2, routed.topk_weights, y), order, plan.config(Role.DOWN))
     last = combine_calls(y, routed.topk_ids, num_experts, out)
     if debug.checks_wanted():
-        debug.check_ids(routed.topk_ids, num_experts)
         debug.run_checked("gate_up", first, lambda: debug.routed_rows(order, h))
         debug.run_checked("down", second, lambda: y[order.slots[: int(order.expert_offsets[-1])].long()])
         debug.run_checked("combine", last, lambda: out)
         return
     launch_all((*first, *second, *last))
-
-
-def _current_device(tensor: torch.Tensor) -> torch.cuda.device:
-    """Make the tensor's device current, because Triton launches on the current one."""
-    return torch.cuda.device(tensor.device if tensor.is_cuda else -1)
-
-
-def check_device(tensor: torch.Tensor, name: str) -> None:
-    """Raise UnsupportedDeviceError where kernels cannot launch: CPU tensors need Triton's interpreter."""
-    if tensor.is_cuda or _interpreted():
-        return
-    raise UnsupportedDeviceError(
-        f"{name} is on {tensor.device}, the kernels need a CUDA GPU; move it with .cuda(), "
-        "or start the process with TRITON_INTERPRET=1 to run them slowly on the CPU"
-    )
-
-
-def _interpreted() -> bool:
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)

@@ -14,6 +14,7 @@ from moetune_kernels.gate_up.tma import gate_up_tma_kernel
 from moetune_kernels.gate_up.tma_permute import gate_up_tma_permute_kernel, permute_rows_kernel
 from moetune_kernels.grid import device_of, persistent_programs
 from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.launch_context import launching_on
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.shape import MoEShape
 
@@ -41,7 +42,8 @@ def gate_up(x: torch.Tensor, w13: torch.Tensor, order: SlotOrder, config: MoEKer
     if order.block_m != config.block_m:
         raise ShapeError(f"order has block_m={order.block_m}, the config {config.block_m}; permute with the config's")
     h = torch.empty((order.slots.numel(), w13.shape[1] // 2), dtype=x.dtype, device=x.device)
-    launch_all(gate_up_calls(x.contiguous(), w13, order, h, config))
+    with launching_on(x):
+        launch_all(gate_up_calls(x.contiguous(), w13, order, h, config))
     return h
 
 

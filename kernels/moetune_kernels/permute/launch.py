@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from moetune_kernels.errors import ShapeError
+from moetune_kernels.config import BLOCK_SIZES
+from moetune_kernels.errors import ShapeError, shown
 from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.launch_context import check_device, check_tensor, launching_on
 from moetune_kernels.permute.kernel import (
     permute_count_kernel,
     permute_one_launch_kernel,
@@ -13,7 +15,7 @@ from moetune_kernels.permute.kernel import (
     permute_scatter_kernel,
 )
 from moetune_kernels.permute.order import SlotOrder
-from moetune_kernels.shape import MAX_EXPERTS
+from moetune_kernels.shape import MAX_EXPERTS, MAX_TOKENS, MAX_TOP_K
 
 # Above this, recounting all slots in every program costs more than two more launches: 8,192 slots of 128 experts took
 # 15 us in one launch and 13 us in three, 2,048 took 10 us and 13 us (H200).
@@ -29,21 +31,30 @@ def permute(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> SlotOrder
     """Sort slots by expert and cut them into row blocks.
 
     Args:
-        topk_ids: [T, K] int32 or int64 expert of each slot; an id outside 0..E-1 is a slot that is not routed.
+        topk_ids: [T, K] int32 or int64 expert of each slot, at most 131,072 x 16 of them; any strides; an id outside
+            0..E-1 is a slot that is not routed.
         num_experts: E, at most 1024.
         block_m: most rows of a block, a power of two from 16 to 256.
 
     Raises:
         ShapeError: ids that are not [T, K] integers, or sizes out of range.
+        UnsupportedDeviceError: CPU tensors outside Triton's interpreter.
     """
+    check_tensor(topk_ids, "topk_ids")
     if topk_ids.ndim != 2 or topk_ids.dtype not in (torch.int32, torch.int64):
         raise ShapeError(f"topk_ids must be [T, K] int32 or int64, got {tuple(topk_ids.shape)} {topk_ids.dtype}")
-    if not 1 <= num_experts <= MAX_EXPERTS:
-        raise ShapeError(f"num_experts must be from 1 to {MAX_EXPERTS}, got {num_experts}")
-    if block_m not in (16, 32, 64, 128, 256):
-        raise ShapeError(f"block_m must be 16, 32, 64, 128 or 256, got {block_m}")
+    if topk_ids.numel() > MAX_TOKENS * MAX_TOP_K:
+        raise ShapeError(
+            f"topk_ids has {topk_ids.numel():,} slots, at most {MAX_TOKENS * MAX_TOP_K:,} are ordered at once"
+        )
+    if type(num_experts) is not int or not 1 <= num_experts <= MAX_EXPERTS:
+        raise ShapeError(f"num_experts must be a whole number from 1 to {MAX_EXPERTS}, got {shown(num_experts)}")
+    if type(block_m) is not int or block_m not in BLOCK_SIZES:
+        raise ShapeError(f"block_m must be one of {', '.join(map(str, BLOCK_SIZES))}, got {shown(block_m)}")
+    check_device(topk_ids, "topk_ids")
     order = SlotOrder.empty(topk_ids.numel(), num_experts, block_m, topk_ids.device)
-    launch_all(permute_calls(topk_ids.contiguous(), num_experts, order))
+    with launching_on(topk_ids):
+        launch_all(permute_calls(topk_ids.contiguous(), num_experts, order))
     return order
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from moetune_kernels.errors import ShapeError
+from moetune_kernels.errors import ShapeError, shown
 from moetune_kernels.kernel_call import KernelCall, launch_all
+from moetune_kernels.launch_context import check_device, check_tensor, launching_on
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.route.kernel import route_kernel, route_order_kernel
 from moetune_kernels.shape import MAX_EXPERTS, MAX_TOP_K
@@ -20,7 +21,7 @@ def route(logits: torch.Tensor, top_k: int, *, renormalize: bool = True) -> tupl
     """Pick each token's experts by softmax.
 
     Args:
-        logits: [T, E] router scores; bfloat16, float16 or float32. NaN counts as -inf.
+        logits: [T, E] router scores; bfloat16, float16 or float32; any strides. NaN counts as -inf.
         top_k: K, experts per token, at most 16 and at most E.
         renormalize: make a token's weights sum to one.
 
@@ -29,24 +30,35 @@ def route(logits: torch.Tensor, top_k: int, *, renormalize: bool = True) -> tupl
 
     Raises:
         ShapeError: logits that are not [T, E], or sizes out of range.
+        UnsupportedDeviceError: CPU tensors outside Triton's interpreter.
     """
     check_logits(logits, top_k)
+    check_device(logits, "logits")
     weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
-    launch_all(route_calls(logits.contiguous(), weights, ids, renormalize))
+    with launching_on(logits):
+        launch_all(route_calls(logits.contiguous(), weights, ids, renormalize))
     return weights, ids
 
 
 def check_logits(logits: torch.Tensor, top_k: int) -> None:
     """Raise ShapeError where the router cannot run."""
+    check_tensor(logits, "logits")
     if logits.ndim != 2 or logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise ShapeError(
             f"logits must be [T, E] bfloat16, float16 or float32, got {tuple(logits.shape)} {logits.dtype}"
         )
     if not 1 <= logits.shape[1] <= MAX_EXPERTS:
         raise ShapeError(f"logits must have 1 to {MAX_EXPERTS} experts, got {logits.shape[1]}")
-    if not 1 <= top_k <= min(MAX_TOP_K, logits.shape[1]):
-        raise ShapeError(f"top_k must be from 1 to min({MAX_TOP_K}, {logits.shape[1]} experts), got {top_k}")
+    check_top_k(top_k, logits.shape[1])
+
+
+def check_top_k(top_k: int, num_experts: int) -> None:
+    """Raise ShapeError for what is no count of experts that a token may choose."""
+    if type(top_k) is not int or not 1 <= top_k <= min(MAX_TOP_K, num_experts):
+        raise ShapeError(
+            f"top_k must be a whole number from 1 to min({MAX_TOP_K}, {num_experts} experts), got {shown(top_k)}"
+        )
 
 
 def route_calls(
