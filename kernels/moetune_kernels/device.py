@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from moetune_kernels.errors import TableError, UnsupportedDeviceError
+from moetune_kernels.errors import TableError, UnsupportedDeviceError, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class DeviceInfo:
         for name in ("sm", "sm_count", "memory_bytes", "l2_bytes", "smem_limit"):
             value = getattr(self, name)
             if type(value) is not int or not 0 < value < 1 << 50:
-                raise TableError(f"device.{name} must be a positive whole number, got {value!r}")
+                raise TableError(f"device.{name} must be a positive whole number, got {shown(value)}")
         if type(self.name) is not str or not 0 < len(self.name) <= 200:
-            raise TableError(f"device.name must be a text of 1 to 200 characters, got {self.name!r}")
+            raise TableError(f"device.name must be a text of 1 to 200 characters, got {shown(self.name)}")
         if self.mig is not None and type(self.mig) is not str:
-            raise TableError(f"device.mig must be a text or null, got {self.mig!r}")
+            raise TableError(f"device.mig must be a text or null, got {shown(self.mig)}")
 
     @property
     def is_amd(self) -> bool:
@@ -80,7 +80,7 @@ def device_info(index: int) -> DeviceInfo:
 
     if not torch.cuda.is_available() or not 0 <= index < torch.cuda.device_count():
         raise UnsupportedDeviceError(
-            f"no CUDA device {index}: torch sees {torch.cuda.device_count()}; run `moetune doctor`"
+            f"no CUDA device {shown(index)}: torch sees {torch.cuda.device_count()}; run `moetune doctor`"
         )
     found = torch.cuda.get_device_properties(index)
     mig = re.search(r"\bMIG (\S+)", found.name)
