@@ -24,7 +24,7 @@ def test_a_captured_layer_replays_new_data_and_equals_eager():
     fused_moe_forward(torch.randn(8, 512, device="cuda", dtype=torch.bfloat16), gate, (w13, w2), 4)
     for tokens in (24, 7):
         x = torch.randn(tokens, 512, device="cuda", dtype=torch.bfloat16)
-        fused_moe_forward(x, gate, (w13, w2), 4)  # kernels load outside capture, as every server warms up
+        fused_moe_forward(x, gate, (w13, w2), 4)  # loaded before; without that: test_guarantees.py
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = fused_moe_forward(x, gate, (w13, w2), 4)
