@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
+from moetune.cli.options import given_path, named_paths
 from moetune.cli.output import out
-from moetune.errors import RunError, UsageError
+from moetune.errors import RunError
 
 PathsArg = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[PATH]...", help="Tables, or folders of tables; the shipped ones and yours when left out."),
+    typer.Argument(
+        metavar="[PATH]...",
+        parser=given_path,
+        help="Tables, or folders of tables; the shipped ones and yours when left out.",
+    ),
 ]
 
 
@@ -23,10 +28,7 @@ def check(paths: PathsArg = None) -> None:
     """
     from moetune.tables.check import check_path
 
-    chosen = paths or default_dirs()
-    for path in chosen:
-        if not path.exists():
-            raise UsageError(f"{path} does not exist; give a table or a folder of tables")
+    chosen = named_paths(paths or default_dirs(), "a table or a folder of tables")
     faults = [fault for path in chosen for fault in check_path(path)]
     for fault in faults:
         out.result(fault)

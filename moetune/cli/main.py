@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from moetune.cli.sweep import sweep
 from moetune.errors import MissingError
 from moetune_kernels import __version__
 
-TERMINATED = 128 + signal.SIGTERM
+ENDING_SIGNALS = ("SIGTERM", "SIGHUP")  # by name: Windows, which gets its one sentence, has no SIGHUP
+SIGNALLED = 128  # plus the signal: what a shell makes of it
 
 ABOUT = "Find the fastest correct way to run a Mixture-of-Experts layer on this GPU, and see where its time goes."
 CODES = "Exit codes: 0 done, 1 failed while running, 2 bad usage or input, 3 this machine lacks something, 130 Ctrl-C."
@@ -63,17 +65,37 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place: everything becomes a sentence and an exit code
-        return fail(error)
+        return fail(error, arguments)
     if code == INTERRUPTED:
-        out.error("interrupted; a sweep keeps the trials that had ended, and the same command continues from them")
+        kept = "; the trials that had ended are kept, and the same command continues from them"
+        out.error("interrupted" + (kept if arguments[:1] == ["sweep"] else ""))
     return code if isinstance(code, int) else 0
 
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path with odd bytes, a terminal without UTF-8
-    # Unwind as Ctrl-C does: worker processes end, the store closes.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    for name in ENDING_SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps its word
+            signal.signal(number, _unwind)
     sys.exit(run(sys.argv[1:]))
+
+
+def _unwind(number: int, _frame: object) -> NoReturn:
+    """End as Ctrl-C does: worker processes end, the store closes."""
+    sys.exit(SIGNALLED + number)
+
+
+def _open_closed_streams() -> None:
+    """Give a stream that the caller closed (``>&-``) the null device: a file opened later must not take its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import shlex
+import stat
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,16 +21,36 @@ from moetune_kernels.shape import MAX_TOKENS, WeightFormat
 
 SWEEP_TOKENS = "1,2,4,8,16,24,32,48,64,96,128,256,512,1024,2048,4096,8192,16384"
 PROFILE_TOKENS = "1,64,4096"
+MAX_NAME_BYTES = 255  # of one part of a path, on every usual file system
 
 _LAYER = "Which layer"
 _WHERE = "On which device"
+
+
+def given_path(text: str | Path) -> Path:
+    """Return the path that was typed; an empty one is a variable that was never set, not the current folder.
+
+    Raises:
+        typer.BadParameter: it is empty.
+    """
+    if text == "":
+        raise typer.BadParameter("the path is empty; give a name")
+    # No shell expands the value of an environment variable. A default, which is a path already, comes here too.
+    return Path(os.path.expanduser(text)) if str(text).startswith("~/") else Path(text)  # noqa: PTH111 - never raises
+
+
+def command_line() -> str:
+    """Return the command that is running, to be run again; bytes that are no text are written out."""
+    return os.fsencode(shlex.join(["moetune", *sys.argv[1:]])).decode("utf-8", "backslashreplace")
+
 
 ModelOpt = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="A model of the catalogue, e.g. qwen3-30b-a3b.", rich_help_panel=_LAYER),
 ]
 ConfigOpt = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A Hugging Face config.json.", rich_help_panel=_LAYER)
+    Path | None,
+    typer.Option(metavar="FILE", parser=given_path, help="A Hugging Face config.json.", rich_help_panel=_LAYER),
 ]
 HiddenOpt = Annotated[
     int | None, typer.Option(metavar="H", help="Hidden size (4096 unless a model says).", rich_help_panel=_LAYER)
@@ -138,11 +161,18 @@ def output_dir(path: Path | None, flag: str = "--out") -> Path | None:
     """
     if path is None:
         return None
-    nearest = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
-    if not nearest.is_dir():
+    parents = path.absolute().parents
+    try:
+        nearest = next((one for one in (path, *parents) if os.path.lexists(one)), Path("/"))
+        leads_to_a_folder = stat.S_ISDIR(nearest.stat().st_mode)
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be used ({error.strerror}); give another folder") from None
+    if not leads_to_a_folder:
         raise UsageError(f"{flag} {path}: {nearest} is a file; give a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{flag} {path}: no permission to write to {nearest}; give another folder")
+    if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.parts):
+        raise UsageError(f"{flag} {str(path)[:40]}… has a name of over {MAX_NAME_BYTES} bytes; give a shorter one")
     return path
 
 
@@ -154,7 +184,29 @@ def output_file(path: Path | None, flag: str) -> Path | None:
     """
     if path is None:
         return None
-    if path.is_dir():
-        raise UsageError(f"{flag} {path} is a folder; give a file")
     output_dir(path.absolute().parent, flag)
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise UsageError(f"{flag} {str(path)[:80]} cannot be used ({error.strerror}); give another file") from None
+    if is_folder:
+        raise UsageError(f"{flag} {path} is a folder; give a file")
     return path
+
+
+def named_paths(paths: Sequence[Path], kinds: str) -> Sequence[Path]:
+    """Return ``paths`` once it is clear that each of them is there; ``kinds`` says what they should be.
+
+    Raises:
+        UsageError: one is not there, or cannot be looked at.
+    """
+    for path in paths:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise UsageError(f"{path} does not exist; give {kinds}") from None
+        except OSError as error:
+            raise UsageError(f"{str(path)[:80]} cannot be read ({error.strerror}); give {kinds}") from None
+    return paths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ class Output:
         console(to_stderr=False).print(renderable)
 
     def progress(self, text: str) -> None:
-        """Print one line of progress to stderr."""
-        print(printable(text), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place that prints
+        """Print one line of progress to stderr; a reader that left stops no sweep."""
+        with suppress(OSError):
+            print(printable(text), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place that prints
 
     def note(self, text: str) -> None:
         """Say on stderr what was chosen and why."""

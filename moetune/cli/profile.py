@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +23,8 @@ from moetune.cli.options import (
     TargetOpt,
     TopKOpt,
     TpOpt,
+    command_line,
+    given_path,
     output_file,
     parse_target,
     parse_tokens,
@@ -43,7 +43,9 @@ class PlanSource(Enum):
 
 TokensOpt = Annotated[str, typer.Option(metavar="LIST", help="Token counts, with commas between.")]
 PlanOpt = Annotated[PlanSource, typer.Option(help="The plan of the tuned table, or the default plan.")]
-JsonOpt = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all figures as JSON.")]
+JsonOpt = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", parser=given_path, help="Also write all figures as JSON.")
+]
 
 
 def profile(
@@ -74,9 +76,8 @@ def profile(
     from moetune.profiling import profile as run_profile
 
     choice = PlanChoice.BEST if plan is PlanSource.TUNED else PlanChoice.DEFAULT
-    command = shlex.join(["moetune", *sys.argv[1:]])
     request = ProfileRequest(
-        shape=layer.shape, tokens=counts, plan_choice=choice, device_index=device, target=target, command=command
+        shape=layer.shape, tokens=counts, plan_choice=choice, device_index=device, target=target, command=command_line()
     )
     page = run_profile(request, out.progress)
     out.show(render(page))

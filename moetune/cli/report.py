@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moetune.cli.options import output_dir
+from moetune.cli.options import given_path, named_paths, output_dir
 from moetune.cli.output import out
-from moetune.errors import UsageError
 
 PathsArg = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[PATH]...",
+        parser=given_path,
         help="Tables (.json) or folders of them, trial stores and recordings; the newest when left out.",
     ),
 ]
-OutOpt = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the page and the pictures go.")]
+OutOpt = Annotated[
+    Path, typer.Option("--out", metavar="DIR", parser=given_path, help="Where the page and the pictures go.")
+]
 
 
 def report(paths: PathsArg = None, out_dir: OutOpt = Path("reports")) -> None:
@@ -26,6 +29,7 @@ def report(paths: PathsArg = None, out_dir: OutOpt = Path("reports")) -> None:
 
     Example: moetune report --out reports
     """
+    os.environ["MPLBACKEND"] = "agg"  # no window is opened here, and a name that is not known would stop the import
     from moetune.reporting import build_report
 
     output_dir(out_dir)
@@ -39,8 +43,6 @@ def report(paths: PathsArg = None, out_dir: OutOpt = Path("reports")) -> None:
 
 def _split(paths: list[Path]) -> tuple[list[Path], list[Path]]:
     """Sort the given paths into tables and trial stores; two empty lists mean the newest ones."""
-    for path in paths:
-        if not path.exists():
-            raise UsageError(f"{path} does not exist; give a table, a folder of tables or a trial store")
+    named_paths(paths, "a table, a folder of tables or a trial store")
     tables = [path for path in paths if path.is_dir() or path.suffix == ".json"]
     return tables, [path for path in paths if path not in tables]

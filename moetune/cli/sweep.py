@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +21,8 @@ from moetune.cli.options import (
     TargetOpt,
     TopKOpt,
     TpOpt,
+    command_line,
+    given_path,
     output_dir,
     output_file,
     parse_budget,
@@ -59,6 +59,7 @@ OutOpt = Annotated[
     typer.Option(
         "--out",
         metavar="DIR",
+        parser=given_path,
         help="Folder of the table (your own tables; ./moetune-replay without a GPU).",
         rich_help_panel=_FILES,
     ),
@@ -67,6 +68,7 @@ StoreOpt = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
+        parser=given_path,
         envvar="MOETUNE_STORE",
         help="Trial store that a stopped sweep continues from.",
         rich_help_panel=_FILES,
@@ -75,7 +77,10 @@ StoreOpt = Annotated[
 RecordOpt = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Also save all trials as a recording (.jsonl.xz) to replay.", rich_help_panel=_FILES
+        metavar="FILE",
+        parser=given_path,
+        help="Also save all trials as a recording (.jsonl.xz) to replay.",
+        rich_help_panel=_FILES,
     ),
 ]
 
@@ -120,7 +125,7 @@ def sweep(
         fresh=fresh,
         model=layer.name,
         seed=0,
-        command=shlex.join(["moetune", *sys.argv[1:]]),
+        command=command_line(),
         record=output_file(record, "--record"),
     )
 

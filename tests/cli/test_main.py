@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 import pytest
 
 from moetune.cli import main
+from moetune.cli.output import out
 from moetune.errors import MissingError, RunError, ShapeError, TableError, UnsupportedDeviceError, UsageError
 
 COMMANDS = ("sweep", "profile", "report", "check", "doctor")
@@ -90,6 +93,17 @@ def test_bad_usage_is_one_line_with_the_help_page_to_read(capsys, arguments):
     assert "--help`" in printed.err
 
 
+@pytest.mark.parametrize("arguments", [["--tp", "two"], ["--tp=two"], ["--tp", "1", "--tp", "two"]], ids=" ".join)
+def test_a_value_that_cannot_be_read_is_shown(capsys, arguments):
+    assert main.run(["sweep", *arguments]) == 2
+    assert ", got 'two'; see `moetune sweep --help`" in capsys.readouterr().err
+
+
+def test_an_option_without_its_value_names_the_right_help_page(capsys):
+    assert main.run(["sweep", "--tokens"]) == 2
+    assert capsys.readouterr().err == "error: Option '--tokens' requires an argument; see `moetune sweep --help`\n"
+
+
 def test_no_command_shows_the_help_page_and_is_bad_usage(capsys):
     assert main.run([]) == 2
     page = capsys.readouterr().out
@@ -119,6 +133,13 @@ def test_another_platform_gets_one_sentence_at_start(monkeypatch, capsys, platfo
 def test_ctrl_c_exits_with_130_and_says_that_trials_are_kept(monkeypatch, capsys):
     fail_with(monkeypatch, KeyboardInterrupt())
     assert main.run(["check"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moetune.tuning.sweep", interrupted)
+    assert main.run(["sweep"]) == 130
     assert "the same command continues" in capsys.readouterr().err
 
 
@@ -151,7 +172,44 @@ def test_a_closed_pipe_ends_without_a_traceback():
     assert b"Exception ignored" not in done.stderr
 
 
-def test_sigterm_unwinds_as_ctrl_c_does():
+@pytest.mark.parametrize("closed", ["<&- >&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_as_open_ones_do(tmp_path, closed):
+    for arguments, code in (("check", 0), ("check nope", 2)):
+        command = f"exec {shlex.quote(sys.executable)} -m moetune {arguments} {closed}"
+        done = subprocess.run(["sh", "-c", command], check=False, env=ENVIRONMENT, cwd=tmp_path, capture_output=True)
+        assert (done.returncode, b"Traceback" in done.stdout + done.stderr) == (code, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_of_progress_that_leaves_does_not_stop_the_work(monkeypatch, capsys):
+    class Gone(io.StringIO):
+        def write(self, *_):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    out.progress("working")
+    out.result("done")
+    assert capsys.readouterr().out == "done\n"
+
+
+def test_ctrl_c_while_the_program_loads_is_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
+    done = subprocess.run([sys.executable, "-m", "moetune"], capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_folder_that_is_gone_is_one_sentence(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main.run(["report"]) == 1
+    assert "the current folder is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_unwinds_as_ctrl_c_does(number):
     program = (
         "import time, moetune.cli.check as c\n"
         "def wait(*_):\n"
@@ -166,9 +224,9 @@ def test_sigterm_unwinds_as_ctrl_c_does():
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         assert process.stdout.read() == "unwound\n"
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number
 
 
 def test_a_python_without_the_dependencies_gets_one_sentence(tmp_path):

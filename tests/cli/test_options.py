@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from moetune.cli import main
+from moetune.cli import main, options
 from moetune.cli.options import SWEEP_TOKENS, output_dir, output_file, parse_budget, parse_target, parse_tokens
 from moetune.errors import UsageError
 
@@ -68,3 +69,37 @@ def test_a_folder_without_permission_is_refused_before_the_work(tmp_path):
 def test_a_folder_that_is_not_there_yet_is_fine(tmp_path):
     assert output_dir(tmp_path / "a" / "b") == tmp_path / "a" / "b"
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["sweep --out", "sweep --store", "sweep --config", "report --out", "report", "check", "profile --json"],
+)
+def test_an_empty_path_is_a_forgotten_name_and_never_the_current_folder(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run([*arguments.split(), ""]) == 2
+    assert "the path is empty; give a name" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["sweep", "--out"], ["sweep", "--store"], ["report"], ["check"]], ids=" ".join)
+@pytest.mark.parametrize("name", ["loop", "n" * 300])
+def test_a_path_that_leads_nowhere_is_bad_input(arguments, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    assert main.run([*arguments, name]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+
+
+def test_the_home_folder_in_a_variable_is_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert options.given_path("~/trials.sqlite") == tmp_path / "trials.sqlite"
+    assert options.given_path("a/~/b") == Path("a/~/b")
+
+
+def test_the_command_of_a_table_is_text_whatever_bytes_a_path_has(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["moetune", "sweep", "--out", "h\udcc3\udcbc\udcff"])
+    assert options.command_line() == "moetune sweep --out 'h\u00fc\\xff'"

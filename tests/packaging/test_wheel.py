@@ -58,7 +58,7 @@ def test_metadata_says_version_command_and_dependencies(wheel):
     info = f"moetune-{moetune_kernels.__version__}.dist-info"
     metadata = archive.read(f"{info}/METADATA").decode()
     assert f"Version: {moetune_kernels.__version__}\n" in metadata
-    assert "moetune = moetune.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
+    assert "moetune = moetune.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
     for requirement in ("torch>=2.9", "triton>=3.5; platform_system == 'Linux'", "typer", "nvidia-ml-py"):
         assert f"Requires-Dist: {requirement}" in metadata.replace('"', "'")
 
