@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -50,6 +50,9 @@ class Bench:
         journal: where ended trials go.
         emit: who is told.
         screened: latest screening of every choice; starts with what earlier runs left, finals that crashed included.
+        compiled: what the compiler reported of every kernel that may run.
+        loaded: kernels that this process launched at least once.
+        compiles: kernels that went to the compiler.
     """
 
     backend: Backend
@@ -59,6 +62,8 @@ class Bench:
     compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = field(
         default_factory=dict[tuple[Role, MoEKernelConfig], Compiled]
     )
+    loaded: set[tuple[Role, MoEKernelConfig]] = field(default_factory=set[tuple[Role, MoEKernelConfig]])
+    compiles: int = 0
     trials: int = 0
     failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
 
@@ -78,9 +83,12 @@ class Bench:
         todo = {role: self._not_compiled(role, configs) for role, configs in wanted.items()}
         total = sum(map(len, todo.values()))
         done = failed = left = 0
+        if total:
+            self.emit(CompileProgress(0, total, 0))
         for role, configs in todo.items():
             cut = deadline.after(len(configs) / max(total - done - left, 1))
             for place, (config, result) in enumerate(self.backend.compile(role, configs), start=1):
+                self.compiles += 1
                 done, failed = done + 1, failed + (not self._take(role, config, result))
                 self.emit(CompileProgress(done, total, failed))
                 if cut.passed and place < len(configs):
@@ -117,13 +125,14 @@ class Bench:
             return known.outcome
         if (role, config) not in self.compiled:
             return Failed(FailureKind.COMPILE, "was not compiled before the budget ended")
+        self.loaded.add((role, config))
         first_us = self.backend.first_launch_us(role, config)
         if isinstance(first_us, Failed):
             return self.end(self._screening(role, tokens, config, first_us))
         slow = gate.refuse(config, first_us)
         if slow is not None:
             return self.end(self._screening(role, tokens, config, slow))
-        return self.sample(role, tokens, config, gate.samples)
+        return self.sample(role, tokens, config, gate.samples(first_us))
 
     def sample(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome:
         """Time one kernel with at least ``samples`` samples, unless it already was."""
@@ -184,9 +193,9 @@ class Bench:
 
 @dataclass
 class Gate:
-    """The race's entry: remembers the fastest first launch, and how many samples follow one that is let in."""
+    """The race's entry: remembers the fastest first launch, and how many samples follow one of so many microseconds."""
 
-    samples: int
+    samples: Callable[[float], int]
     best_us: float = float("inf")
     holder: MoEKernelConfig | None = None
 

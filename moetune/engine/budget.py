@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 
 Clock = Callable[[], float]
 
 COMPILE_SHARE = 0.4  # of what is left when compiling starts: what its first round may take before it is cut
-RESERVE_SHARE = 0.15  # of the budget, for the counters of the winners and the last write
-RESERVE_LIMIT_S = 40.0
+CLOSING_S = 2.0  # the last write, and what no estimate foresaw
+CAUTION = 1.1  # times what the later counts are expected to need before one of them lends its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,75 @@ class Deadline:
         """Return the moment when ``share`` of what is left is spent."""
         return Deadline(self.clock() + share * self.left_s if self.at_s < inf else inf, self.clock)
 
+    def before(self, seconds: float) -> Deadline:
+        """Return the moment ``seconds`` earlier."""
+        return Deadline(self.at_s - seconds, self.clock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountCost:
+    """Seconds of one token count.
+
+    Args:
+        opening_s: rows and references.
+        gate_up_s, down_s: a whole race of each.
+        ending_s, down_ending_s: the fewest that race whatever the time, both roles and down alone.
+        finals_s: routing, layers and their verification.
+        least_s: what is left without races: the finals of a few plans.
+        polish_s: compiling and racing neighbours, on top.
+    """
+
+    opening_s: float
+    gate_up_s: float
+    down_s: float
+    ending_s: float
+    down_ending_s: float
+    finals_s: float
+    least_s: float
+    polish_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it once the count is open, without polish."""
+        return self.gate_up_s + self.down_s + self.finals_s
+
+    @property
+    def shortest_races_s(self) -> float:
+        """What a race of the fewest entrants takes, both roles and full finals included."""
+        return self.ending_s + max(self.finals_s - self.least_s, 0.0)
+
+    def times(self, factor: float) -> CountCost:
+        """Return the cost where everything takes ``factor`` times as long."""
+        return CountCost(**{item.name: factor * getattr(self, item.name) for item in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one token count may spend.
+
+    Args:
+        cost: what it is expected to need.
+        deadline: its end.
+        races: whether there is time for races at all; without it only known plans are compared.
+        polish: whether compiling neighbours leaves the later counts what they need.
+    """
+
+    cost: CountCost
+    deadline: Deadline
+    races: bool
+    polish: bool
+
+    @property
+    def gate_up_deadline(self) -> Deadline:
+        """The end of gate-up's race: what follows it, down's race included, has its own time."""
+        share = self.cost.gate_up_s / max(self.cost.gate_up_s + self.cost.down_s, 1e-9)
+        return self.deadline.before(self.cost.finals_s + self.cost.ending_s).after(share)
+
+    @property
+    def down_deadline(self) -> Deadline:
+        """The end of down's race."""
+        return self.deadline.before(self.cost.finals_s + self.cost.down_ending_s)
+
 
 class Budget:
     """Wall seconds of one sweep, from the moment it is made; None means no limit.
@@ -44,30 +113,44 @@ class Budget:
     """
 
     def __init__(self, total_s: float | None, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
         self._started_s = clock()
         self.total_s = inf if total_s is None else total_s
 
     @property
     def remaining_s(self) -> float:
         """Seconds left; negative when the budget is overdrawn."""
-        return self._started_s + self.total_s - self._clock()
-
-    @property
-    def reserve_s(self) -> float:
-        """Seconds kept for what comes after the last token count."""
-        return min(RESERVE_SHARE * self.total_s, RESERVE_LIMIT_S)
+        return self._started_s + self.total_s - self.clock()
 
     def compile_deadline(self) -> Deadline:
         """Return the moment when a first round of compiles that starts now is cut."""
-        return Deadline(self._clock() + COMPILE_SHARE * self.remaining_s, self._clock)
+        return Deadline(self.clock() + COMPILE_SHARE * self.remaining_s, self.clock)
 
-    def share(self, costs: Sequence[float]) -> Deadline:
-        """Return the deadline of the first of the token counts that are left, whose relative costs are ``costs``.
+    def lends(self, cost: CountCost, reserve_s: float) -> bool:
+        """Whether a whole token count that is not open yet fits before the reserve."""
+        return self.remaining_s - reserve_s - CLOSING_S >= CAUTION * (cost.opening_s + cost.total_s)
 
-        What one count does not spend, the later ones have.
+    def allow(self, costs: Sequence[CountCost], reserve_s: float) -> Allowance:
+        """Return what the first of the token counts that are left may spend; it is open already.
+
+        It may have all that the later ones will not need. Where that is too little, each gets its least (its default
+        plan compared with the neighbours' winners) and a like part of the rest.
+
+        Args:
+            costs: what each count that is left is expected to need.
+            reserve_s: seconds kept for what comes after the last count.
         """
-        usable_s = max(self.remaining_s - self.reserve_s, 0.0)
-        if usable_s == inf:
-            return Deadline(inf, self._clock)
-        return Deadline(self._clock() + usable_s * costs[0] / sum(costs), self._clock)
+        first, later = costs[0], costs[1:]
+        now_s = self.clock()
+        left_s = self._started_s + self.total_s - now_s - reserve_s - CLOSING_S
+        if left_s == inf:
+            return Allowance(first, Deadline(inf, self.clock), races=True, polish=True)
+        lent_s = left_s - CAUTION * sum(cost.opening_s + cost.total_s for cost in later)
+        if lent_s >= first.total_s:
+            polish = lent_s >= first.total_s + first.polish_s
+            return Allowance(first, Deadline(now_s + lent_s, self.clock), races=True, polish=polish)
+        least_s = first.least_s + sum(cost.opening_s + cost.least_s for cost in later)
+        wanted_s = sum(cost.total_s - cost.least_s for cost in costs)
+        extra_s = (left_s - least_s) * (first.total_s - first.least_s) / wanted_s if wanted_s > 0 else 0.0
+        deadline = Deadline(now_s + first.least_s + extra_s, self.clock)
+        return Allowance(first, deadline, races=extra_s >= first.shortest_races_s, polish=False)

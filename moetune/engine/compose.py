@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.engine.race import Standing
-from moetune_kernels.config import MoEKernelConfig
+from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
-PER_ROLE = 3  # finishers of each role and block_m that are paired
-PER_BLOCK_M = 3  # plans of one block_m among the finalists, so that a second block_m is heard as well
-FINALISTS = 6
+PER_ROLE = 4  # finishers of each role and block_m that are paired
+PER_BLOCK_M = 5  # plans of one block_m among the finalists, so that a second block_m is heard as well
+PER_CONFIG = 2  # plans with one kernel among them: sums err by a few percent, so a kernel must not fill the finals
+FINALISTS, FEW_FINALISTS = 12, 6  # where there is time, and where it is short
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,15 @@ class Composed:
     sum_us: float
 
 
-def compose(gate_up: Sequence[Standing], down: Sequence[Standing], routing_us: Mapping[int, float]) -> list[Composed]:
-    """Return the finalists, the fastest sum first: pairs under one ``block_m`` that routing can serve."""
+def compose(
+    gate_up: Sequence[Standing], down: Sequence[Standing], routing_us: Mapping[int, float], finalists: int = FINALISTS
+) -> list[Composed]:
+    """Return at most ``finalists``, the fastest sum first: pairs under one ``block_m`` that routing can serve."""
     pairs: list[Composed] = []
     for block_m, fixed_us in routing_us.items():
         pairs += _pairs(_of(gate_up, block_m), _of(down, block_m), fixed_us)
     pairs.sort(key=lambda composed: composed.sum_us)
-    return _varied(pairs)
+    return _varied(pairs)[:finalists]
 
 
 def block_ms(gate_up: Iterable[Standing], down: Iterable[Standing]) -> list[int]:
@@ -54,12 +58,16 @@ def _plan(gate_up: MoEKernelConfig, down: MoEKernelConfig) -> LayerPlan:
 
 
 def _varied(pairs: Sequence[Composed]) -> list[Composed]:
-    """Take the fastest, at most a few of each block_m while another one is waiting."""
-    counts: dict[int, int] = {}
+    """Take the fastest, at most a few of each block_m and of each kernel while another one is waiting."""
+    counts: Counter[object] = Counter()
     first: list[Composed] = []
     later: list[Composed] = []
     for composed in pairs:
-        block_m = composed.plan.block_m
-        counts[block_m] = counts.get(block_m, 0) + 1
-        (first if counts[block_m] <= PER_BLOCK_M else later).append(composed)
-    return (first + later)[:FINALISTS]
+        plan = composed.plan
+        kernels = (Role.GATE_UP, plan.gate_up), (Role.DOWN, plan.down)
+        if counts[plan.block_m] < PER_BLOCK_M and all(counts[kernel] < PER_CONFIG for kernel in kernels):
+            counts.update((plan.block_m, *kernels))
+            first.append(composed)
+        else:
+            later.append(composed)
+    return first + later

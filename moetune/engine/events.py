@@ -54,6 +54,15 @@ class TokenStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRevisited:
+    """A token count that has its entry is raced again, with kernels compiled since: number ``place`` of ``total``."""
+
+    tokens: int
+    place: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrialEnded:
     """One trial ended and is in the store."""
 
@@ -62,7 +71,7 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True)
 class TokenDone:
-    """One token count has its entry."""
+    """One token count has its entry, or a better one."""
 
     entry: Entry
 
@@ -102,6 +111,7 @@ Event = (
     | SpaceReady
     | CompileProgress
     | TokenStarted
+    | TokenRevisited
     | TrialEnded
     | TokenDone
     | TokenFailed

@@ -14,9 +14,9 @@ from moetune_kernels.plan import LayerPlan
 # Rounds are even: the order is reversed every other round, so that a drift of the clocks hits all plans alike.
 FIRST_ROUNDS = 6
 LAST_ROUNDS = (8, 40)
-LAST_PLANS = 3  # beside the default
-LAST_SECONDS = 2.0  # for the last heat, flushes included, when the deadline allows it
-FLUSH_US = 500.0  # writing and reading the flush buffers before each sample (H200)
+LAST_PLANS = 4  # beside the default
+LAST_SECONDS = 3.0  # for the last heat, flushes included, when the deadline allows it
+FLUSH_US = 300.0  # writing and reading the flush buffers before each sample (H200)
 
 Outcomes = Mapping[LayerPlan, Outcome]
 
@@ -84,7 +84,12 @@ class Finals:
 
     def _last_entrants(self, entrants: Sequence[LayerPlan], first: Outcomes) -> list[LayerPlan]:
         ran = [plan for plan in entrants if isinstance(first[plan], Measured)]
-        ranked = sorted((plan for plan in ran if plan != self.default), key=lambda plan: time_of(first[plan]))
+        rivals = [plan for plan in ran if plan != self.default]
+        # Equal in a live sweep; in a replay those that reached the last heat then are timed more often than the others.
+        most = max((_samples(first[plan]) for plan in rivals), default=0)
+        ranked = sorted(
+            (plan for plan in rivals if _samples(first[plan]) == most), key=lambda plan: time_of(first[plan])
+        )
         return ranked[:LAST_PLANS] + [plan for plan in ran if plan == self.default and self._is_right(plan)]
 
     def _rounds(self, plans: Sequence[LayerPlan], first: Outcomes) -> int:
@@ -129,3 +134,7 @@ class Finals:
                 verified=self._is_right(plan),
             )
         )
+
+
+def _samples(outcome: Outcome) -> int:
+    return outcome.samples if isinstance(outcome, Measured) else 0

@@ -1,19 +1,18 @@
-"""In which order token counts are tuned, what each is expected to cost, and how many kernels a budget affords."""
+"""In which order token counts are tuned, how many kernels a budget affords, and which counts get them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from moetune.engine.backend import Ceilings
-from moetune_kernels.shape import MoEShape
-
-ANCHORS = 5  # counts whose winners' neighbours are compiled and raced; the others profit from what those found
-CANDIDATE_RATIO = 2.0  # a raced candidate is about twice as slow as the bound allows
-ANCHOR_COST = 2.0  # of another count's: an anchor races all that is compiled, and compiles neighbours on top
-SAMPLE_US = 4_000.0  # beside the kernel itself: flush, launch, loading and Python, shared out over few samples
-KERNELS_PER_BUDGET_S = 0.1  # per compile worker: a tenth of the budget goes to compiling, a second of CPU each
+ANCHORS = 5  # the first counts, spread over the ladder; the others profit from what those found
+KERNELS_PER_BUDGET_S = 0.115  # per compile worker: an eighth of the budget goes to compiling, a second of CPU each
 FEWEST_KERNELS, MOST_KERNELS = 48, 420  # both roles together
-POLISH_SHARE = 0.25  # of the kernels: kept for the neighbours of the first winners
+POLISH_SHARE = 0.35  # of the kernels: kept for the neighbours of winners
+# Polish by rows per expert: few rows are flat (a dozen configs within 2%), from here on tiles are needles. The anchors
+# among them pass on what they find.
+NEEDLE_ROWS = 48
+NEEDLE_WEIGHT, NEEDLE_ANCHOR_WEIGHT, FLAT_WEIGHT, FLAT_ANCHOR_WEIGHT = 2, 5, 0, 2
+FEWEST_POLISH = 4  # neighbours of one race: fewer are not worth a round of the compile pool
 
 
 def anchors(tokens: Sequence[int]) -> list[int]:
@@ -34,20 +33,31 @@ def order(tokens: Sequence[int]) -> list[int]:
     return first + [count for count in sorted(set(tokens)) if count not in first]
 
 
-def cost_us(shape: MoEShape, tokens: int, ceilings: Ceilings) -> float:
-    """Return the expected microseconds of one timed sample: a fixed part and the layer's own time."""
-    rows = tokens * shape.top_k * shape.local_experts / (shape.experts or shape.local_experts)
-    flops = 6.0 * rows * shape.hidden * shape.inter
-    touched = min(float(shape.local_experts), rows)
-    seconds = max(flops / ceilings.flops, touched * shape.expert_bytes / ceilings.bytes_per_s)
-    return SAMPLE_US + CANDIDATE_RATIO * 1e6 * seconds
+def polish_by_count(rows: Mapping[int, float], kernels: int) -> dict[int, int]:
+    """Return how many neighbours of winners each race of a token count may compile, one role's share.
+
+    Args:
+        rows: mean rows per expert of each token count of the ladder.
+        kernels: for all counts together, one role.
+
+    >>> polish_by_count({1: 1.0, 64: 16.0, 1024: 256.0}, 48)
+    {1: 10, 64: 10, 1024: 26}
+    """
+    first = anchors(list(rows))
+    weights = {tokens: FLAT_WEIGHT if rows[tokens] < NEEDLE_ROWS else NEEDLE_WEIGHT for tokens in rows}
+    weights |= {tokens: FLAT_ANCHOR_WEIGHT if rows[tokens] < NEEDLE_ROWS else NEEDLE_ANCHOR_WEIGHT for tokens in first}
+    wanted = sorted((tokens for tokens in rows if weights[tokens]), key=lambda tokens: (-weights[tokens], -tokens))
+    while wanted and kernels * weights[wanted[-1]] < FEWEST_POLISH * sum(weights[tokens] for tokens in wanted):
+        wanted.pop()
+    total = sum(weights[tokens] for tokens in wanted)
+    return {tokens: kernels * weights[tokens] // total if tokens in wanted else 0 for tokens in rows}
 
 
 def affordable_kernels(budget_s: float | None, workers: int) -> int:
     """Return how many kernels a sweep may compile, both roles and the polish together.
 
     >>> affordable_kernels(240.0, 15)
-    360
+    414
     """
     if budget_s is None:
         return MOST_KERNELS

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moetune.engine.backend import Backend, Ceilings, LayerFigures
+from moetune.engine.backend import Backend, Ceilings
 from moetune.engine.bench import Bench, Journal, Key
-from moetune.engine.budget import Budget, Deadline
-from moetune.engine.compose import block_ms, compose
+from moetune.engine.budget import Allowance, Budget, Deadline
+from moetune.engine.compose import FEW_FINALISTS, FINALISTS, block_ms, compose
+from moetune.engine.costs import KERNEL_S, Costs
+from moetune.engine.counting import count_winners
 from moetune.engine.entries import entry_of, with_figures, with_ranges
 from moetune.engine.events import (
     CountersStarted,
@@ -19,25 +21,26 @@ from moetune.engine.events import (
     TableWritten,
     TokenDone,
     TokenFailed,
+    TokenRevisited,
     TokenStarted,
     Warned,
 )
 from moetune.engine.finals import Finals, Verdict
 from moetune.engine.memory import Memory
+from moetune.engine.pace import Pace
 from moetune.engine.race import Race, Standing
-from moetune.engine.schedule import ANCHOR_COST, anchors, cost_us, order
+from moetune.engine.schedule import order
 from moetune.errors import RunError
-from moetune.outcome import Failed, FailureKind, Measured, Stage, Subject, Trial
+from moetune.outcome import Failed, FailureKind, Measured, Trial
 from moetune.space import Space, candidates, recorded_space
 from moetune.strategies.base import StrategyFactory, Terrain
-from moetune_kernels.config import Role
+from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.table import Entry
 
-RACES_SHARE = (0.4, 0.75)  # of a token count's time: the end of gate-up's race, and of down's within what is left
+ENOUGH_KERNELS = 30  # compiled at once tell the speed of the pool
+ENOUGH_NEWS = 8  # kernels that a token count has not raced yet are worth another look
 COUNTERS_LIMIT_S = 120.0  # a profiler that has not answered by then is stuck
-COUNTERS_S = 8.0  # below this the profiler cannot even start and load the weights
-QUICK_S = 0.3  # with less than this for a token count there is no race, only the default and the neighbours' winners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +120,14 @@ class Session:
         self._ceilings = self.backend.ceilings()
         self.ports.journal.record_ceilings(self._ceilings.bytes_per_s, self._ceilings.flops)
         self._spaces = {role: self._space(role) for role in Role}
-        self._compile()
+        self._budget = Budget(None) if self._is_recorded else self.job.budget  # nothing to wait for in a replay
+        costs = Costs(self.backend.shape, self._ceilings, self._compile())
+        self._pace = Pace(self._budget, costs, self._bench, self._spaces, self.job.tokens, self.job.polish)
         counts = order(self.job.tokens)
         for place, tokens in enumerate(counts, start=1):
             self._emit(TokenStarted(tokens, place, len(counts)))
-            self._one_count(tokens, self._share_of(counts[place - 1 :]))
+            self._one_count(counts[place - 1 :])
+        self._look_again()
         if not self._entries:
             reasons = ", ".join(f"{count} {kind.value}" for kind, count in self._bench.failures.most_common())
             raise RunError(f"no token count has a plan that runs and is right ({reasons}); see `moetune doctor`")
@@ -147,28 +153,29 @@ class Session:
         self._emit(SpaceReady(role, len(space.configs), space.legal, space.removed))
         return space
 
-    def _compile(self) -> None:
-        """Compile the default plans' kernels and the candidates."""
+    @property
+    def _is_recorded(self) -> bool:
+        return any(space.closed for space in self._spaces.values())
+
+    def _compile(self) -> float:
+        """Compile the default plans' kernels and the candidates; return the seconds per kernel."""
         defaults = [self.ports.default_plan(tokens) for tokens in self.job.tokens]
         wanted = {role: [*(plan.config(role) for plan in defaults), *self._spaces[role].configs] for role in Role}
-        if not self._bench.compile(wanted, self.job.budget.compile_deadline()):
+        started_s = self._budget.clock()
+        if not self._bench.compile(wanted, self._budget.compile_deadline()):
             self._cut_short("the budget cut the compiles short: the least promising candidates are left out")
-
-    def _share_of(self, counts_left: list[int]) -> Deadline:
-        spread = anchors(self.job.tokens)
-        costs = [
-            cost_us(self.backend.shape, tokens, self._ceilings) * (ANCHOR_COST if tokens in spread else 1.0)
-            for tokens in counts_left
-        ]
-        return self.job.budget.share(costs)
+        compiled = len(self._bench.compiled)
+        return (self._budget.clock() - started_s) / compiled if compiled >= ENOUGH_KERNELS else KERNEL_S
 
     # one token count
 
-    def _one_count(self, tokens: int, deadline: Deadline) -> None:
-        closed = self.backend.open(tokens)
-        verdict = closed or self._tune(tokens, deadline)
+    def _one_count(self, counts_left: list[int]) -> None:
+        tokens = counts_left[0]
+        # Opened before its time is counted: the first one waits for CUDA, its libraries and the weights.
+        verdict = self.backend.open(tokens) or self._tune(tokens, self._pace.allow(counts_left))
         if isinstance(verdict, Failed):
-            self._emit(TokenFailed(tokens, verdict.reason))
+            if tokens not in self._entries:
+                self._emit(TokenFailed(tokens, verdict.reason))
             return
         bound_us = self.backend.bound_us()
         self.ports.journal.record_bound(tokens, bound_us)
@@ -179,95 +186,95 @@ class Session:
         self._write()
         self._emit(TokenDone(with_ranges(self._entries)[tokens]))
 
-    def _tune(self, tokens: int, deadline: Deadline) -> Verdict | Failed:
+    def _tune(self, tokens: int, allowance: Allowance) -> Verdict | Failed:
+        started_s, was_cut = self._budget.clock(), False
         preferred = self._memory.neighbours(tokens)
         plans: list[LayerPlan] = []
-        if deadline.left_s > QUICK_S or not preferred:
-            plans = self._raced_plans(tokens, deadline)
+        if allowance.races or not preferred:
+            plans, was_cut = self._raced_plans(tokens, allowance)
         else:
+            was_cut = True
             self._cut_short(
                 f"{tokens} tokens had no time for a race: the default and neighbouring winners were compared"
             )
-        finals = Finals(self._bench, tokens, self.ports.default_plan(tokens), deadline)
-        entrants = dict.fromkeys([*plans, *preferred, *self.backend.recorded_plans(tokens)])
-        return finals.run(list(entrants), preferred)
+        finals = Finals(self._bench, tokens, self.ports.default_plan(tokens), allowance.deadline)
+        before = [self._memory.winners[tokens]] if tokens in self._memory.winners else []
+        # Where layers are recorded, a sum of kernels has no chance to be measured, and none to be believed before them.
+        entrants = self.backend.recorded_plans(tokens) or [*plans, *before, *preferred]
+        verdict = finals.run(list(dict.fromkeys(entrants)), preferred)
+        if not before:
+            self._pace.learn(allowance, self._budget.clock() - started_s, was_cut)
+        return verdict
 
-    def _raced_plans(self, tokens: int, deadline: Deadline) -> list[LayerPlan]:
-        finishers = {
-            role: self._race(role, tokens, deadline.after(share)) for role, share in zip(Role, RACES_SHARE, strict=True)
-        }
-        gate_up, down = finishers[Role.GATE_UP], finishers[Role.DOWN]
+    def _raced_plans(self, tokens: int, allowance: Allowance) -> tuple[list[LayerPlan], bool]:
+        """Return the finalists of both races, and whether one of these was cut short."""
+        polish = self._pace.polish_of(tokens) if allowance.polish else 0
+        gate_up, cut_gate_up = self._race(Role.GATE_UP, tokens, allowance.gate_up_deadline, polish)
+        down, cut_down = self._race(Role.DOWN, tokens, allowance.down_deadline, polish)
         routing_us: dict[int, float] = {}
         for block_m in block_ms(gate_up, down):
             routing = self._bench.routing(tokens, block_m)
             if isinstance(routing, Measured):
                 routing_us[block_m] = routing.median_us
         self._bench.combine(tokens)  # the same for all plans: recorded for replays and reports
-        return [composed.plan for composed in compose(gate_up, down, routing_us)]
+        cut = [role.value for role, was_cut in ((Role.GATE_UP, cut_gate_up), (Role.DOWN, cut_down)) if was_cut]
+        if cut:
+            self._cut_short(f"{tokens} tokens: the budget cut the race of {' and '.join(cut)} short")
+        finalists = FINALISTS if allowance.polish else FEW_FINALISTS
+        return [composed.plan for composed in compose(gate_up, down, routing_us, finalists)], bool(cut)
 
-    def _race(self, role: Role, tokens: int, deadline: Deadline) -> list[Standing]:
+    def _race(self, role: Role, tokens: int, deadline: Deadline, polish: int) -> tuple[list[Standing], bool]:
         space = self._spaces[role]
-        compiled = [config for compiled_role, config in self._bench.compiled if compiled_role is role]
         terrain = Terrain(
-            coarse=tuple(self._memory.pool(space, compiled, tokens)),
+            coarse=tuple(self._pool(role, tokens)),
             neighbours=lambda config: space.neighbours(config, tokens),
-            polish=self._polish_of(tokens),
+            polish=polish,
         )
         race = Race(self._bench, role, tokens, deadline)
         standings = race.run(self.ports.strategy(terrain, self.job.seed))
         self._memory.ratios[role, tokens] = race.ratios()
-        if race.was_cut:
-            self._cut_short(f"the race of {role.value} at {tokens} tokens was cut short by the budget")
-        return standings
+        return standings, race.was_cut
 
-    def _polish_of(self, tokens: int) -> int:
-        spread = anchors(self.job.tokens)
-        return self.job.polish // (len(Role) * len(spread)) if tokens in spread else 0
+    def _pool(self, role: Role, tokens: int) -> list[MoEKernelConfig]:
+        compiled = [config for compiled_role, config in self._bench.compiled if compiled_role is role]
+        return self._memory.pool(self._spaces[role], compiled, tokens)
 
     # after the last token count
 
+    def _look_again(self) -> None:
+        """Race promising kernels that were compiled after a token count's turn there too, while there is time.
+
+        The most tokens come first: there one kernel in a hundred is the best, and each count finds others.
+        """
+        if self._is_recorded:
+            return
+        counts = [tokens for tokens in sorted(self._entries, reverse=True) if self._has_news(tokens)]
+        for place, tokens in enumerate(counts, start=1):
+            if self._pace.fits(tokens):
+                self._emit(TokenRevisited(tokens, place, len(counts)))
+                self._one_count([tokens])
+
+    def _has_news(self, tokens: int) -> bool:
+        unknown = [
+            config
+            for role in Role
+            for config in self._pool(role, tokens)
+            if not self._bench.known(role, tokens, config)
+        ]
+        return len(unknown) >= ENOUGH_NEWS
+
     def _count_winners(self) -> None:
         """Read hardware counters for the winners, where machine and budget allow it; else figures stay as they are."""
-        if any(space.closed for space in self._spaces.values()):
+        if self._is_recorded:
             return  # a recording holds what was counted
-        if self.job.budget.remaining_s < COUNTERS_S:
+        if not self._pace.counters_fit(len(self._entries)):
             self._emit(Warned("no time was left for hardware counters: figures are estimates"))
             return
         self._emit(CountersStarted(len(self._entries)))
-        limit_s = min(self.job.budget.remaining_s, COUNTERS_LIMIT_S)
-        winners = {tokens: verdict.winner.plan for tokens, verdict in sorted(self._verdicts.items())}
-        refused: Counter[str] = Counter()
-        for tokens, figures in self.backend.counters(winners, limit_s).items():
-            if isinstance(figures, Failed):
-                refused[figures.reason] += 1
-            else:
-                self._entries[tokens] = with_figures(self._entries[tokens], figures)
-                self._keep_figures(tokens, figures)
-        for reason, count in refused.items():
-            self._emit(Warned(f"no hardware counters for {count} of {len(winners)} entries: {reason}"))
-
-    def _keep_figures(self, tokens: int, figures: LayerFigures) -> None:
-        """Write the winner's final down again, now with counted figures, so that recordings and reports have them."""
-        winner = self._verdicts[tokens].winner
-        measured = Measured(
-            median_us=winner.measured.median_us,
-            spread_us=winner.measured.spread_us,
-            samples=winner.measured.samples,
-            flops_per_byte=figures.flops_per_byte,
-            bandwidth_gbps=figures.bandwidth_gbps,
-            issue_efficiency=figures.issue_efficiency,
-            source=winner.measured.source,
-        )
-        self._bench.end(
-            Trial(
-                subject=Subject.LAYER,
-                tokens=tokens,
-                choice=winner.plan,
-                stage=Stage.FINAL,
-                outcome=measured,
-                verified=True,
-            )
-        )
+        limit_s = min(self._budget.remaining_s, COUNTERS_LIMIT_S)
+        winners = {tokens: verdict.winner for tokens, verdict in sorted(self._verdicts.items())}
+        for tokens, figures in count_winners(self._bench, winners, limit_s).items():
+            self._entries[tokens] = with_figures(self._entries[tokens], figures)
 
     def _write(self) -> Path:
         entries = with_ranges(self._entries)

@@ -10,6 +10,8 @@ from moetune_kernels.config import MoEKernelConfig
 
 PARENTS = 3  # how many of the best have their neighbours tried; near ties often hide the better family
 PER_PARENT = 6  # neighbours of one parent before the next parent gets its turn
+ROUNDS = 2  # the polish is spent in at least so many rounds: the second one starts from what the first one found
+FEWEST_OF_ROUND = 4
 
 
 class Staged:
@@ -26,6 +28,7 @@ class Staged:
         self._open: set[MoEKernelConfig] = set()
         self._times: dict[MoEKernelConfig, float] = {}
         self._polish_left = terrain.polish
+        self._round = max(-(-terrain.polish // ROUNDS), FEWEST_OF_ROUND)
 
     def ask(self, count: int) -> Sequence[MoEKernelConfig]:
         """Return waiting coarse configs; once all of them ended, neighbours of the best."""
@@ -47,7 +50,7 @@ class Staged:
         found: list[MoEKernelConfig] = []
         for parent in sorted(self._times, key=lambda config: self._times[config])[:PARENTS]:
             fresh = [config for config in self._terrain.neighbours(parent) if config not in self._seen]
-            chosen = fresh[: min(PER_PARENT, self._polish_left)]
+            chosen = fresh[: min(PER_PARENT, self._polish_left, self._round - len(found))]
             self._polish_left -= len(chosen)
             self._seen.update(chosen)
             found += chosen

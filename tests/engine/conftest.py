@@ -58,7 +58,7 @@ class FakeBackend:
         self.calls = Counter()
         self.journal = MemoryJournal()  # where a test that needs no store keeps this GPU's trials
         self.tokens = 0
-        self.opened = []
+        self.opened, self.launched = [], []
 
     def hook(self, name, *args):
         return self.hooks[name](*args) if name in self.hooks else None
@@ -104,6 +104,7 @@ class FakeBackend:
     def first_launch_us(self, role, config):
         self.calls["first_launch"] += 1
         self.calls["first_launch", self.tokens] += 1
+        self.launched.append((role, config, self.tokens))
         return self.hook("first_launch", role, config) or 1.3 * self.kernel_us(role, config)
 
     def verify_kernel(self, role, config):
@@ -138,6 +139,136 @@ class FakeBackend:
         self.calls["close"] += 1
 
 
+class VirtualH200(FakeBackend):
+    """An H200 with 15 compile processes whose every answer moves a clock, as the time stamps of real sweeps do.
+
+    Figures of two stored sweeps, the counters of 22.5 GB of weights included. A kernel takes between 1.05 and 2.9 times
+    its bound.
+    """
+
+    COMPILED_PER_S, COMPILE_ROUND_S = 10.5, 1.3
+    READY_S, FIRST_OPEN_S = 4.5, 4.0  # processes, CUDA and ceilings; libraries and the first weights
+    LOAD_S, TRIAL_S, FLUSH_S = 0.02, 0.5e-3, 0.3e-3
+    SMALL_KERNEL_S, GRAPH_S = 0.35, 5e-3
+    slower = 1.0
+
+    def __init__(self, shape, **hooks):
+        super().__init__(shape, **hooks)
+        self.now_s, self.loaded, self.small, self.spent = 0.0, set(), set(), Counter()
+
+    def clock(self):
+        return self.now_s
+
+    def take(self, seconds, what):
+        seconds *= self.slower
+        self.now_s += seconds
+        self.spent[what] += seconds
+
+    @property
+    def rows(self):
+        return self.tokens * self.shape.top_k
+
+    @property
+    def flops(self):
+        return 6.0 * self.rows * self.shape.hidden * self.shape.inter
+
+    @property
+    def touched_bytes(self):
+        return min(self.shape.local_experts, self.rows) * self.shape.expert_bytes
+
+    @property
+    def reference_s(self):
+        return self.flops / 2e13 + self.touched_bytes / 8e11
+
+    def kernel_us(self, role, config):
+        bound_us = 1e6 * max(self.flops / 7.8e14, self.touched_bytes / 4.2e12) * (2 if role is Role.GATE_UP else 1) / 3
+        tile = (
+            config.block_m,
+            config.block_n,
+            config.block_k,
+            config.num_warps,
+            config.prefetch_distance,
+            config.group_m,
+        )
+        luck = (crc32(f"{role} {self.tokens // 512} {config.structure} {tile}".encode()) % 997) / 997
+        return 4.0 + bound_us * (1.05 + 1.9 * luck**2)
+
+    def ceilings(self):
+        if not self.now_s:
+            self.take(self.READY_S, "start")
+        return super().ceilings()
+
+    def compile(self, role, configs):
+        started_s, first = self.now_s, max(self.COMPILE_ROUND_S - len(configs) / self.COMPILED_PER_S, 0.0)
+        for place, answer in enumerate(super().compile(role, configs), start=1):
+            self.take(started_s + first + place / self.COMPILED_PER_S - self.now_s, "compile")
+            yield answer
+
+    def open(self, tokens):
+        self.take(
+            0.1 if self.opened else self.FIRST_OPEN_S + 0.15e-9 * self.shape.local_experts * self.shape.expert_bytes,
+            "open",
+        )
+        failed = super().open(tokens)
+        self.take(self.reference_s, "open")
+        return failed
+
+    def launches(self, kernel_us, count, what):
+        self.take(self.TRIAL_S + count * (1e-6 * kernel_us + self.FLUSH_S), what)
+
+    def first_launch_us(self, role, config):
+        if (role, config) not in self.loaded:
+            self.loaded.add((role, config))
+            self.take(self.LOAD_S, "load")
+        self.launches(self.kernel_us(role, config), 1, "race")
+        return super().first_launch_us(role, config) / 1.3
+
+    def time_kernel(self, role, config, samples):
+        self.launches(self.kernel_us(role, config), samples + 1, "race")
+        return super().time_kernel(role, config, samples)
+
+    def verify_kernel(self, role, config):
+        self.take(
+            1e-3 + 4.2e-11 * self.rows * (self.shape.inter if role is Role.GATE_UP else self.shape.hidden), "verify"
+        )
+        return super().verify_kernel(role, config)
+
+    def small_kernel(self, what):
+        key = what, self.tokens if self.rows <= 64 else 0
+        self.take(4e-3 if key in self.small else self.SMALL_KERNEL_S, "small")
+        self.small.add(key)
+
+    def time_routing(self, block_m):
+        self.small_kernel(("routing", block_m))
+        return super().time_routing(block_m)
+
+    def time_combine(self):
+        self.small_kernel("combine")
+        return super().time_combine()
+
+    def time_layers(self, plans, rounds):
+        for plan in plans:
+            layer_us = 12.0 + sum(self.kernel_us(role, plan.config(role)) for role in Role)
+            self.take(self.GRAPH_S + 2e-6 * layer_us + rounds * (1e-6 * layer_us + self.FLUSH_S), "finals")
+        return super().time_layers(plans, rounds)
+
+    def verify_layer(self, plan):
+        self.take(self.reference_s + 0.01, "verify")
+        return super().verify_layer(plan)
+
+    def counters(self, plans, limit_s=None):
+        needed_s = 9.0 + 0.1 * len(plans) + 1.1e-9 * self.shape.local_experts * self.shape.expert_bytes
+        self.take(min(needed_s, limit_s), "counters")
+        if needed_s > limit_s:
+            return dict.fromkeys(plans, Failed(FailureKind.TIMEOUT, "ncu did not end in time"))
+        return super().counters(plans, limit_s)
+
+
 @pytest.fixture
 def fake_backend():
     return FakeBackend
+
+
+@pytest.fixture
+def virtual_h200():
+    return VirtualH200

@@ -7,11 +7,12 @@ import pytest
 
 from moetune.engine.bench import Bench
 from moetune.engine.budget import Deadline
-from moetune.engine.compose import compose
+from moetune.engine.compose import FINALISTS, PER_BLOCK_M, compose
 from moetune.engine.finals import Finals, Verdict
-from moetune.engine.race import Standing
+from moetune.engine.race import Race, Standing
 from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject, Trial
-from moetune_kernels.config import MoEKernelConfig, Structure
+from moetune.strategies import Exhaustive, Terrain
+from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
 
 BASE = MoEKernelConfig(structure=Structure.GATHER, block_m=16, block_n=64, block_k=64)
@@ -127,5 +128,36 @@ def test_a_second_block_m_is_heard_among_the_finalists():
     many = [Standing(replace(BASE, block_n=width), measured(10.0)) for width in (16, 32, 64, 128)]
     other = Standing(replace(BASE, block_m=32), measured(50.0))
     found = compose([*many, other], [*many, other], {16: 1.0, 32: 1.0})
-    assert len(found) == 6
-    assert found[3].plan.block_m == 32
+    assert len(found) == FINALISTS
+    assert 32 in {composed.plan.block_m for composed in found[: PER_BLOCK_M + 1]}
+
+
+def test_one_kernel_does_not_fill_the_finals_because_sums_err():
+    gate_up = [
+        Standing(replace(BASE, block_n=width), measured(100.0 + place)) for place, width in enumerate((32, 64, 128))
+    ]
+    down = [Standing(replace(BASE, block_n=width), measured(50.0 + place)) for place, width in enumerate((32, 64, 128))]
+    found = compose(gate_up, down, {16: 1.0}, 5)
+    assert len(found) == 5
+    assert found[0].plan == LayerPlan(gate_up=gate_up[0].config, down=down[0].config)
+    for kernels in ([item.plan.gate_up for item in found], [item.plan.down for item in found]):
+        assert max(map(kernels.count, kernels)) <= 2
+        assert len(set(kernels)) == 3
+
+
+def test_kernels_timed_in_longer_bursts_are_not_beaten_by_those_timed_once(fake_backend):
+    """A GPU under its power cap is faster in three launches than in twenty-five."""
+    tired = fake_backend()
+    tired.time_kernel = lambda role, config, samples: measured(100.0 + config.block_n / 100 + samples / 4, samples)
+    tired.first_launch_us = lambda role, config: 100.0
+    bench = Bench(tired, tired.journal, lambda _: None)
+    configs = [replace(BASE, block_n=width, num_warps=warps) for width in (16, 32, 64, 128) for warps in (2, 4, 8)]
+    never = Deadline(inf, lambda: 0.0)
+    bench.compile({Role.DOWN: configs}, never)
+    tired.open(64)
+    strategy = Exhaustive(Terrain(coarse=tuple(configs), neighbours=lambda _: ()))
+    standings = Race(bench, Role.DOWN, 64, never).run(strategy)
+    assert [standing.config.block_n for standing in standings[:3]] == [16, 16, 16]
+    assert standings[0].measured.samples == 25
+    samples = [standing.measured.samples for standing in standings]
+    assert samples == sorted(samples, reverse=True)

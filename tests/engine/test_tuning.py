@@ -19,6 +19,7 @@ from moetune.errors import MissingError, UsageError
 from moetune.outcome import Measured, Stage, Subject
 from moetune.store import Store, load_recording, recording, save_recording
 from moetune.tuning import Bed, SweepRequest, replay_bed, run_on
+from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.paths import shipped_tables_dir, user_tables_dir
 from moetune_kernels.shape import MoEShape
 from moetune_kernels.table import TunedTable
@@ -91,14 +92,16 @@ def test_the_same_command_continues_where_a_stopped_sweep_was(fake_backend, tmp_
     seen, second = [], fake_backend()
     result = sweep_on(second, tmp_path, seen.append)
     assert seen[0].resumed > 0
-    assert second.calls["first_launch", 1] == second.calls["first_launch", 8] == 0
-    assert second.calls["time_kernel", 1] == second.calls["time_kernel", 8] == 0
+    assert first.calls["first_launch", 1] > 0 < first.calls["first_launch", 8]
+    assert not set(first.launched) & set(second.launched)
     assert second.calls["first_launch", 64] > 0
     assert plans_of(result.table) == plans_of(unbroken.table)
     third = fake_backend()
     sweep_on(third, tmp_path)
-    assert third.calls["first_launch"] == third.calls["time_kernel"] == third.calls["routing"] == 0
-    assert third.calls["time_layers"] == 2 * len(TOKENS)  # finals and the default are timed in the run that writes
+    assert not set(third.launched) & {*first.launched, *second.launched}  # at most a few new neighbours
+    assert third.calls["first_launch"] < 0.1 * second.calls["first_launch"]
+    assert third.calls["routing"] == 0
+    assert third.calls["time_layers"] >= 2 * len(TOKENS)  # finals and the default are timed in the run that writes
 
 
 def test_fresh_measures_everything_again(fake_backend, tmp_path):
@@ -144,7 +147,9 @@ def test_a_killed_sweep_leaves_its_finished_token_counts_and_loses_no_trial(fake
     seen = []
     result = sweep_on(backend, tmp_path, seen.append)
     assert seen[0].resumed == len({(trial.subject, trial.tokens, trial.choice) for trial in kept})
-    assert sum(backend.calls["first_launch", tokens] for tokens in (1, 8, 64)) == 0
+    known = {(trial.subject.value, trial.choice, trial.tokens) for trial in kept}
+    assert known
+    assert not known & {(role.value, config, tokens) for role, config, tokens in backend.launched}
     assert tuple(result.table.entries) == TOKENS
 
 
@@ -248,3 +253,25 @@ def test_trials_of_changed_kernels_are_measured_again(fake_backend, tmp_path):
     bed = replace(bed, provenance=replace(bed.provenance, kernels_sha256="f" * 64))
     run_on(bed, SweepRequest(shape=SHAPE, tokens=TOKENS, budget_s=30.0), Budget(None), lambda _: None)
     assert again.calls["first_launch"] > 0
+
+
+@pytest.mark.parametrize("key", recording.shipped_shapes())
+def test_a_shipped_recording_replays_to_plans_that_were_timed_as_layers(key, tmp_path):
+    """A sum of kernels never stands before a layer that was measured."""
+    found = next(path for path in recording.SHIPPED_DIRECTORY.iterdir() if path.name.startswith(key))
+    recorded = load_recording(found)
+    backend = replay_bed(recorded, SweepRequest(shape=recorded.provenance.shape, tokens=(1,))).backend
+    tokens = tuple(sorted(recorded.bounds))
+    request = SweepRequest(shape=backend.shape, tokens=tokens, budget_s=60.0, out_dir=tmp_path)
+    results = [run_on(replay_bed(recorded, request), request, Budget(60.0), lambda _: None) for _ in range(2)]
+    assert results[0].table == results[1].table
+    assert not results[0].stopped_early  # nothing is waited for, so no budget ends it
+    assert tuple(results[0].table.entries) == tokens
+    for count, entry in results[0].table.entries.items():
+        default = heuristic_plan(backend.shape, count, backend.device)
+        known = {without_smem(plan).text for plan in [*backend.recorded_plans(count), default]}
+        assert without_smem(entry.plan).text in known
+
+
+def without_smem(plan):
+    return replace(plan, gate_up=replace(plan.gate_up, smem_size=None), down=replace(plan.down, smem_size=None))

@@ -1,0 +1,97 @@
+"""How fast a sweep goes: what each token count may spend, from what all that are left are expected to need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moetune.engine.bench import Bench
+from moetune.engine.budget import Allowance, Budget
+from moetune.engine.costs import Costs, Entrants
+from moetune.engine.schedule import FEWEST_POLISH, anchors, polish_by_count
+from moetune.space import Space, sensible_block_ms
+from moetune.space.load import ExpertLoad
+from moetune_kernels.config import MoEKernelConfig, Role
+
+COUNTERS_SHARE = 0.2  # of the budget: hardware counters that would take more are left out
+COUNTERS_CAUTION = 1.15
+KEPT_SHARE = 0.8  # of the compiled kernels are raced where finished counts are near: the others proved hopeless
+
+
+@dataclass
+class Pace:
+    """The plan of the token counts that are left, made anew as each one is opened.
+
+    Args:
+        budget: wall time, running.
+        costs: the cost model.
+        bench: what is compiled, loaded and known.
+        spaces: the candidates of each role.
+        tokens: the whole ladder.
+        polish: neighbours that may be compiled, both roles and all counts together.
+    """
+
+    budget: Budget
+    costs: Costs
+    bench: Bench
+    spaces: Mapping[Role, Space]
+    tokens: tuple[int, ...]
+    polish: int
+
+    def __post_init__(self) -> None:
+        self._most_compiles = self.bench.compiles + self.polish
+        self._anchors = anchors(self.tokens)
+        shape = self.costs.shape
+        rows = {tokens: ExpertLoad.of(shape, tokens).rows for tokens in self.tokens}
+        self._polish = polish_by_count(rows, self.polish // len(Role))
+        self._sensible = {tokens: set(sensible_block_ms(shape, tokens)) for tokens in self.tokens}
+
+    @property
+    def counters_reserve_s(self) -> float:
+        """Seconds kept for hardware counters; none where they would eat up the budget."""
+        needed_s = COUNTERS_CAUTION * self.costs.counters_s(len(self.tokens))
+        return needed_s if needed_s <= COUNTERS_SHARE * self.budget.total_s else 0.0
+
+    def counters_fit(self, entries: int) -> bool:
+        """Whether hardware counters can be read in what is left."""
+        return self.budget.remaining_s >= self.costs.counters_s(entries)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether there is time for another look at a finished count, hardware counters afterwards included."""
+        cost = self.costs.of_count(tokens, self._entrants(tokens, set(self.bench.loaded)))
+        return self.budget.lends(cost, self.counters_reserve_s)
+
+    def allow(self, counts_left: Sequence[int]) -> Allowance:
+        """Return what the first of ``counts_left``, which is open, may spend."""
+        loaded = set(self.bench.loaded)
+        costs = [self.costs.of_count(tokens, self._entrants(tokens, loaded)) for tokens in counts_left]
+        return self.budget.allow(costs, self.counters_reserve_s)
+
+    def learn(self, allowance: Allowance, seen_s: float, was_cut: bool) -> None:  # noqa: FBT001  # of the count, no mode
+        """Take in what a count took once it was open; one that was cut only tells when it took more than foreseen."""
+        cost = allowance.cost
+        foreseen_s = cost.total_s + (cost.polish_s if allowance.polish else 0.0)
+        if not was_cut or seen_s > foreseen_s:
+            self.costs.learn(foreseen_s, seen_s)
+
+    def polish_of(self, tokens: int) -> int:
+        """Return how many neighbours one role may compile at ``tokens``, if time allows."""
+        left = (self._most_compiles - self.bench.compiles) // len(Role)
+        return min(self._polish[tokens], left) if left >= FEWEST_POLISH else 0
+
+    def _entrants(self, tokens: int, loaded: set[tuple[Role, MoEKernelConfig]]) -> dict[Role, Entrants]:
+        """Count the kernels to time at ``tokens``, and add those to ``loaded`` that will be loaded there."""
+        found: dict[Role, Entrants] = {}
+        for role in Role:
+            pool = [
+                config
+                for compiled_role, config in self.bench.compiled
+                if compiled_role is role
+                and config.block_m in self._sensible[tokens]
+                and self.bench.known(role, tokens, config) is None
+            ]
+            fresh = {(role, config) for config in pool} - loaded
+            loaded |= fresh
+            share = 1.0 if tokens in self._anchors else KEPT_SHARE
+            found[role] = Entrants(round(share * len(pool)), len(fresh), self.polish_of(tokens))
+        return found

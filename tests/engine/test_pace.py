@@ -1,0 +1,144 @@
+"""Whole sweeps against a clock that moves as a real H200 did: what fits into a budget, and what is said of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from moetune.engine import events
+from moetune.engine.backend import Ceilings
+from moetune.engine.budget import Budget
+from moetune.engine.costs import LOAD_S, Costs, Entrants
+from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
+from moetune.engine.session import Job, Ports, Session
+from moetune.strategies import Staged
+from moetune_kernels.config import Role
+from moetune_kernels.heuristic import heuristic_plan
+from moetune_kernels.shape import MoEShape
+
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+MIXTRAL = MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2)
+QWEN = MoEShape(hidden=2048, inter=768, local_experts=128, top_k=8)
+LARGE = MoEShape(hidden=4096, inter=14336, local_experts=64, top_k=2)  # 22.5 GB of weights
+SHAPES = pytest.mark.parametrize("shape", [QWEN, MIXTRAL, LARGE], ids=lambda shape: shape.key)
+CLOSING_SHARE = 0.03  # of a budget is kept for what its clock does not see
+CEILINGS = Ceilings(bytes_per_s=4.2e12, flops=7.8e14)
+
+
+class Sweep:
+    """One sweep of the whole ladder with ``budget_s`` on a virtual H200 with 15 compile processes."""
+
+    def __init__(self, backend, folder, budget_s):
+        self.backend, self.events = backend, []
+        kernels = affordable_kernels(budget_s, 15)
+        polish = int(POLISH_SHARE * kernels)
+        ports = Ports(
+            journal=backend.journal,
+            known={},
+            strategy=Staged,
+            default_plan=lambda tokens: heuristic_plan(backend.shape, tokens, backend.device),
+            write_table=lambda entries, _: folder / "table.json",
+            emit=self.events.append,
+        )
+        budget = Budget((1.0 - CLOSING_SHARE) * budget_s, backend.clock)
+        job = Job(tokens=LADDER, budget=budget, kernels=kernels - polish, polish=polish)
+        self.result = Session(backend, job, ports).run()
+        self.wall_s = backend.now_s
+
+    @property
+    def warnings(self):
+        return [event.text for event in self.events if isinstance(event, events.Warned)]
+
+
+@SHAPES
+def test_240_seconds_are_enough_for_everything_and_nothing_is_said_to_be_left_out(virtual_h200, tmp_path, shape):
+    sweep = Sweep(virtual_h200(shape), tmp_path, 240.0)
+    assert sweep.wall_s <= 235.0
+    assert not sweep.result.stopped_early
+    assert sweep.warnings == ["no hardware counters for 18 of 18 entries: no counters here"]  # asked, within the budget
+    assert tuple(sweep.result.entries) == LADDER
+    assert 270 <= sweep.backend.calls["compile"] <= 460
+    raced = Counter(trial.tokens for trial in sweep.backend.journal.trials)
+    assert min(raced[tokens] for tokens in LADDER) > 100
+
+
+@pytest.mark.parametrize("budget_s", [60.0, 90.0])
+@SHAPES
+def test_a_small_budget_is_kept_and_spans_the_ladder(virtual_h200, tmp_path, shape, budget_s):
+    sweep = Sweep(virtual_h200(shape), tmp_path, budget_s)
+    assert 0.75 * budget_s <= sweep.wall_s <= 1.1 * budget_s
+    assert tuple(sweep.result.entries) == LADDER
+    assert sweep.result.stopped_early == any("token" in warned for warned in sweep.warnings)
+    assert len(sweep.warnings) <= len(LADDER) + 1  # one per token count, and one for the counters
+
+
+def test_a_machine_twice_as_slow_is_noticed_and_the_budget_kept(virtual_h200, tmp_path):
+    backend = virtual_h200(MIXTRAL)
+    backend.slower = 2.0
+    sweep = Sweep(backend, tmp_path, 120.0)
+    assert sweep.wall_s <= 1.1 * 120.0
+    assert sweep.result.stopped_early
+    assert tuple(sweep.result.entries) == LADDER
+
+
+def test_spare_time_goes_to_a_second_look_at_large_counts_with_what_others_found(virtual_h200, tmp_path):
+    sweep = Sweep(virtual_h200(QWEN), tmp_path, 240.0)
+    again = [event.tokens for event in sweep.events if isinstance(event, events.TokenRevisited)]
+    assert again[0] == 16384
+    assert again == sorted(again, reverse=True)
+    first_done = {}
+    for event in sweep.events:
+        if isinstance(event, events.TokenDone):
+            first_done.setdefault(event.entry.tokens, event.entry)
+    for tokens, entry in sweep.result.entries.items():
+        assert entry.median_us <= 1.011 * first_done[tokens].median_us  # never worse than a tie
+    assert any(entry.median_us < first_done[tokens].median_us for tokens, entry in sweep.result.entries.items())
+
+
+def test_counters_that_would_eat_up_the_budget_are_left_out_and_their_time_is_spent(virtual_h200, tmp_path):
+    sweep = Sweep(virtual_h200(LARGE), tmp_path, 90.0)
+    assert sweep.backend.calls["counters"] == 0
+    assert "no time was left for hardware counters: figures are estimates" in sweep.warnings
+
+
+def entrants(count, unloaded=0, polish=0):
+    return dict.fromkeys(Role, Entrants(count, unloaded, polish))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seen_s"),
+    # Time stamps of a stored sweep of this layer on an H200, without the rounds of neighbours.
+    [
+        pytest.param(24, 3.0, id="24-tokens"),
+        pytest.param(1024, 3.1, id="1024-tokens"),
+        pytest.param(4096, 7.0, id="4096-tokens"),
+    ],
+)
+def test_the_cost_model_is_within_twice_of_what_real_token_counts_took(tokens, seen_s):
+    unloaded = 60 if tokens == 1024 else 0
+    cost = Costs(MIXTRAL, CEILINGS).of_count(tokens, entrants(100, unloaded))
+    foreseen_s = cost.opening_s + cost.total_s
+    assert seen_s / 2 <= foreseen_s <= 2 * seen_s
+
+
+def test_kernels_not_loaded_yet_cost_more_than_loaded_ones():
+    costs = Costs(QWEN, CEILINGS)
+    loaded, fresh = costs.of_count(1, entrants(100)), costs.of_count(1, entrants(100, 100))
+    assert fresh.total_s - loaded.total_s == pytest.approx(2 * 100 * LOAD_S)
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen_s"), [(QWEN, 12.2), (MIXTRAL, 11.3), (LARGE, 35.0)], ids=lambda value: getattr(value, "key", "")
+)
+def test_counters_cost_what_they_took_on_an_h200(shape, seen_s):
+    assert seen_s <= 1.15 * Costs(shape, CEILINGS).counters_s(18) <= 1.5 * seen_s
+
+
+def test_what_was_seen_corrects_what_is_foreseen_within_limits():
+    costs = Costs(MIXTRAL, CEILINGS)
+    before_s = costs.of_count(64, entrants(100)).total_s
+    costs.learn(40.0, 80.0)
+    assert 1.5 * before_s < costs.of_count(64, entrants(100)).total_s < 2.0 * before_s
+    costs.learn(1.0, 1e6)
+    assert costs.of_count(64, entrants(100)).total_s == pytest.approx(3.0 * before_s)
