@@ -91,6 +91,17 @@ def test_strided_inputs_equal_their_contiguous_copies():
     assert torch.equal(fused_moe(x.t().contiguous().t(), w13, w2, weights, ids.long()), want)
 
 
+def test_ids_cut_from_wider_rows_are_read_by_their_stride():
+    x, w13, w2, weights, ids = tensors(33, experts=16, top_k=4)
+    wide_ids, wide_weights = torch.full((33, 16), 15, dtype=torch.int32), torch.full((33, 16), torch.nan)
+    wide_ids[:, :4], wide_weights[:, :4] = ids, weights
+    assert wide_ids[:, :4].stride() == (16, 1)
+    got = fused_moe(x, w13, w2, wide_weights[:, :4], wide_ids[:, :4])
+    assert torch.equal(got, fused_moe(x, w13, w2, weights, ids))
+    assert torch.equal(got, fused_moe(x, w13, w2, weights, ids.long()))
+    check(got, x, w13, w2, weights, ids)
+
+
 def test_ids_out_of_range_add_nothing():
     x, w13, w2, weights, ids = tensors(4)
     ids[0, 0], ids[1, 1], ids[3, 0], ids[3, 1] = 6, 2_000_000_000, -1, -1

@@ -51,6 +51,14 @@ CALLS = {
     "x without dimensions": (lambda a: a | {"x": a["x"][0, 0]}, "x must be"),
     "ids without dimensions": (lambda a: a | {"topk_ids": a["topk_ids"][0, 0]}, "topk_ids"),
     "no experts": (lambda a: a | {"w13": a["w13"][:0], "w2": a["w2"][:0]}, "1 to 1024 experts"),
+    "a router's limit passed": (
+        lambda a: a | {"w13": torch.zeros(1025, 2, 64).half(), "w2": torch.zeros(1025, 64, 1).half()},
+        "1 to 1024 experts",
+    ),
+    "17 choices": (
+        lambda a: a | {"topk_weights": torch.zeros(5, 17), "topk_ids": torch.zeros(5, 17).int()},
+        "1 to 16 columns",
+    ),
     "no columns": (lambda a: a | {"x": a["x"][:, :0], "w13": a["w13"][:, :, :0], "w2": a["w2"][:, :0]}, "hidden"),
     "no intermediate": (lambda a: a | {"w13": a["w13"][:, :0], "w2": a["w2"][:, :, :0]}, "inter"),
     "no choices": (lambda a: a | {key: a[key][:, :0] for key in ("topk_weights", "topk_ids")}, "1 to 16 columns"),

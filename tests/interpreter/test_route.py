@@ -43,6 +43,14 @@ def test_weights_are_the_known_softmax_values():
     assert ids.tolist() == [[0, 1]]
 
 
+def test_one_choice_keeps_its_column_and_weighs_one():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])
+    weights, ids = route(logits, 1)
+    assert weights.tolist() == [[1.0], [1.0]]
+    assert ids.tolist() == [[0], [2]]
+    torch.testing.assert_close(route(logits, 1, renormalize=False)[0], logits.softmax(1).max(1, keepdim=True).values)
+
+
 def test_equal_logits_go_to_the_lowest_id_and_minus_zero_is_zero():
     logits = torch.tensor([[0.0, -0.0, 0.0, 1.0], [-0.0, 0.0, -0.0, -0.0]])
     assert route(logits, 3)[1].tolist() == [[3, 0, 1], [0, 1, 2]]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from moetune_kernels import LayerPlan, MoEKernelConfig, Structure, fused_moe, fused_moe_forward, route
 from moetune_kernels.errors import UnsupportedConfigError
@@ -21,17 +22,20 @@ SMALL = MoEKernelConfig(structure=Structure.GATHER, block_m=16, block_n=32, bloc
 TUNED = LayerPlan(gate_up=SMALL, down=replace(SMALL, block_n=16, block_m=16))
 
 
-@pytest.fixture
-def served(monkeypatch):
+TOO_BIG = OutOfResources(147_456, 101_376, "shared memory")
+
+
+@pytest.fixture(params=[TOO_BIG])
+def served(monkeypatch, request):
     """Let a table answer with TUNED, whose down kernel the GPU refuses; return the plans that were tried."""
     reload()
-    tried = []
+    tried, errors = [], cycle([request.param])
     run_experts = layer._run_experts
 
     def refuse(x, weights, routed, plan, out):
         tried.append(plan)
         if plan == TUNED:
-            raise OutOfResources(147_456, 101_376, "shared memory")
+            raise next(errors)
         run_experts(x, weights, routed, plan, out)
 
     monkeypatch.setattr(layer, "_run_experts", refuse)
@@ -74,6 +78,24 @@ def test_a_default_plan_that_is_refused_too_is_one_error_of_ours(served, monkeyp
     monkeypatch.setattr(layer, "heuristic_plan", lambda *_: TUNED)
     with pytest.raises(UnsupportedConfigError, match="101376"):
         fused_moe(*call())
+
+
+@pytest.mark.parametrize(
+    "served", [PTXASError("too few registers"), RuntimeError("PassManager::run failed")], indirect=True, ids=repr
+)
+def test_a_plan_that_this_triton_cannot_compile_is_replaced_too(served):
+    args = call()
+    assert match(fused_moe(*args), fused_moe_reference(*args), WeightFormat.FP16) is None
+    assert len(served) == 2
+    with pytest.raises(UnsupportedConfigError, match="refuses"):
+        fused_moe(*args, plan=TUNED)
+
+
+@pytest.mark.parametrize("served", [RuntimeError("CUDA error: misaligned address")], indirect=True, ids=repr)
+def test_a_fault_of_the_gpu_is_no_refusal(served):
+    with pytest.raises(RuntimeError, match="misaligned"):
+        fused_moe(*call())
+    assert served == [TUNED]
 
 
 def test_the_default_plan_is_another_than_the_refused_one():

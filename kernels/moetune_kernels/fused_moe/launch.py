@@ -19,7 +19,7 @@ from moetune_kernels.fused_moe.arguments import (
     check_routing,
     plan_text,
 )
-from moetune_kernels.fused_moe.layer import FORMATS, REFUSALS, Weights, moe_from_ids, moe_from_logits
+from moetune_kernels.fused_moe.layer import FORMATS, Weights, is_refusal, moe_from_ids, moe_from_logits
 from moetune_kernels.plan import LayerPlan, plan_from_text
 from moetune_kernels.route.launch import check_logits, check_top_k
 from moetune_kernels.shape import MoEShape
@@ -234,7 +234,9 @@ def _refusals_named() -> Iterator[None]:
     """Turn Triton's refusal to launch into an error of ours; a plan from a table was replaced before this."""
     try:
         yield
-    except REFUSALS as error:
+    except Exception as error:
+        if not is_refusal(error):
+            raise
         raise UnsupportedConfigError(f"the GPU refuses a kernel of the plan: {error}; give a smaller plan") from error
 
 

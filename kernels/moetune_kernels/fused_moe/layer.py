@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from moetune_kernels import debug
@@ -33,7 +34,6 @@ from moetune_kernels.serving_log import log_once, warn_once
 from moetune_kernels.shape import MoEShape, WeightFormat
 
 Calls = tuple[KernelCall, ...]
-REFUSALS = (OutOfResources, PTXASError)  # what Triton raises before a launch that the GPU could not take
 FORMATS = {torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.FP16}
 
 
@@ -86,6 +86,11 @@ def plan_for(weights: Weights, tokens: int, top_k: int, plan: LayerPlan | None) 
     return resolved.plan
 
 
+def is_refusal(error: Exception) -> bool:
+    """Say whether Triton could not compile or load a kernel for this GPU: it was not launched, another plan may serve."""
+    return isinstance(error, (OutOfResources, PTXASError, CompilationError)) or "PassManager::run failed" in str(error)
+
+
 _refused: set[tuple[LayerPlan, DeviceInfo, MoEShape]] = set()  # plans from tables, refused in this process
 
 
@@ -96,15 +101,15 @@ def _serve(
 
     Raises:
         UnsupportedConfigError: the plan given cannot run this layer on this device.
-        OutOfResources, PTXASError: the GPU refuses the plan given, or the default plan.
+        Exception: Triton's own, where the plan given or the default plan is refused; see :func:`is_refusal`.
     """
     plan = plan_for(weights, tokens, top_k, given)
     try:
         run(plan)
-    except REFUSALS as error:
+    except Exception as error:
         shape, device = weights.shape(top_k), device_of(weights.w2)
         default = heuristic_plan(shape, tokens, device)
-        if given is not None or plan == default:
+        if given is not None or plan == default or not is_refusal(error):
             raise
         _refused.add((plan, device, shape))
         warn_once(
