@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -58,7 +57,7 @@ class PlainLines:
 
     def __init__(self, progress: SweepProgress) -> None:
         self._progress = progress
-        self._last_compile_s = float("-inf")
+        self._line_due_s = 0.0
 
     def __call__(self, event: Event) -> None:
         """Take one event and print its line, if it deserves one."""
@@ -67,19 +66,23 @@ class PlainLines:
         if said is not None:
             out.progress(said)
         match event:
-            case CompileProgress(done=done, total=total) if done == total or self._compile_line_is_due():
+            case CompileProgress(done=done, total=total) if self._is_worth_a_line(done, total):
                 out.progress(status_line(self._progress))
             case TokenDone(entry=entry):
                 row = self._progress.rows[entry.tokens]
-                out.progress(f"{entry.tokens} tokens: {row_text(row)} · {status_line(self._progress)}")
+                again = " again" if self._progress.phase == "second look" else ""
+                out.progress(f"{entry.tokens} tokens{again}: {row_text(row)} · {status_line(self._progress)}")
             case _:
                 pass
 
-    def _compile_line_is_due(self) -> bool:
-        now_s = time.monotonic()
-        if now_s - self._last_compile_s < COMPILE_LINE_S:
+    def _is_worth_a_line(self, done: int, total: int) -> bool:
+        """Whether a compile step gets a line: the first and the last of the candidates, and one every ten seconds."""
+        if self._progress.phase != "compiling":
             return False
-        self._last_compile_s = now_s
+        now_s = self._progress.clock()
+        if 0 < done < total and now_s < self._line_due_s:
+            return False
+        self._line_due_s = now_s + COMPILE_LINE_S
         return True
 
 
@@ -117,15 +120,16 @@ def live_view(progress: SweepProgress) -> RenderableType:
 
     shown = plain_table("tokens", "best us", "default us", "faster", "of bound", left=("state",))
     for row in list(progress.rows.values()):
-        shown.add_row(*_cells(row))
+        shown.add_row(*_cells(row, progress.current))
     return Group(Text(status_line(progress)), shown)
 
 
-def _cells(row: TokenProgress) -> tuple[str, ...]:
-    entry = row.entry
+def _cells(row: TokenProgress, current: int | None) -> tuple[str, ...]:
+    entry, is_current = row.entry, row.tokens == current
     if entry is None:
-        state = "failed" if row.failed else "measuring" if row.best_us else "waiting"
+        state = "failed" if row.failed else "measuring" if is_current else "waiting"
         return str(row.tokens), amount(row.layer_us), "", "", "", state
     faster = "" if entry.baseline_us is None else f"{entry.baseline_us / entry.median_us:.2f}x"
     bound = f"{100 * entry.bound_us / entry.median_us:.0f}%"
-    return str(row.tokens), amount(entry.median_us), amount(entry.baseline_us), faster, bound, "done"
+    state = "second look" if is_current else "done"
+    return str(row.tokens), amount(entry.median_us), amount(entry.baseline_us), faster, bound, state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,11 +14,14 @@ from moetune.engine.events import (
     SweepStarted,
     TokenDone,
     TokenFailed,
+    TokenRevisited,
     TokenStarted,
     TrialEnded,
 )
 from moetune.outcome import Failed, Subject, Trial
 from moetune_kernels.table import Entry
+
+SPEED_WINDOW_S, SPEED_LEAST_S = 10.0, 1.0
 
 
 @dataclass(slots=True)
@@ -42,18 +45,46 @@ class TokenProgress:
         return sum(known) if len(known) == len(parts) else None
 
 
+class Speed:
+    """How many per second ended lately: over the last ten seconds, or since it was made if that is less."""
+
+    def __init__(self, now_s: float) -> None:
+        self._started_s = now_s
+        self._ended: deque[tuple[float, int]] = deque()
+
+    def add(self, now_s: float, count: int) -> None:
+        """Take in ``count`` that ended now."""
+        self._ended.append((now_s, count))
+        while self._ended[0][0] < now_s - SPEED_WINDOW_S:
+            self._ended.popleft()
+
+    def per_second(self, now_s: float) -> float | None:
+        """Return the speed, None before there is one: a second tells nothing."""
+        lasted_s = min(now_s - self._started_s, SPEED_WINDOW_S)
+        lately = sum(count for ended_s, count in self._ended if ended_s >= now_s - SPEED_WINDOW_S)
+        return lately / lasted_s if lasted_s >= SPEED_LEAST_S and lately else None
+
+
 @dataclass
 class SweepProgress:
-    """The state of a sweep. Feed every event to :meth:`update`; times are read from ``clock``, in seconds."""
+    """The state of a sweep. Feed every event to :meth:`update`; times are read from ``clock``, in seconds.
+
+    The phases are ``compiling``, ``measuring``, ``second look`` and ``reading counters``. Neighbours of winners are
+    compiled in the middle of measuring: that is no phase, its steps stand behind those of the token counts.
+    """
 
     clock: Callable[[], float] = time.monotonic
     phase: str = "starting"
     rows: dict[int, TokenProgress] = field(default_factory=dict[int, TokenProgress])
     trials: int = 0
     failures: Counter[str] = field(default_factory=Counter[str])
-    _phase_started_s: float = 0.0
-    _steps: tuple[int, int] = (0, 0)  # done and all of the phase
-    _ended: int = 0  # candidates of the phase
+    steps: tuple[int, int] = (0, 0)  # done and all of the phase: kernels while compiling, token counts while measuring
+    current: int | None = None  # the token count that is being measured
+    neighbours: tuple[int, int] | None = None  # kernels done and all of a round of neighbours
+
+    def __post_init__(self) -> None:
+        self._phase_started_s = self.clock()
+        self._speed = Speed(self._phase_started_s)
 
     def update(self, event: Event) -> None:
         """Take in one event."""
@@ -61,56 +92,69 @@ class SweepProgress:
             case SweepStarted(tokens=tokens):
                 self.rows = {count: TokenProgress(count) for count in tokens}
             case CompileProgress(done=done, total=total):
-                self._enter("compiling", (done, total), ended=done)
-            case TokenStarted(tokens=tokens, place=place, total=total):
-                self._enter("measuring", (place - 1, total), ended=0)
-                self._row(tokens)
+                self._compile(done, total)
             case TrialEnded(trial=trial):
                 self._count(trial)
+            case CountersStarted():
+                self._enter("reading counters", (0, 0))
+            case _:
+                self._update_count(event)
+
+    def _update_count(self, event: Event) -> None:
+        match event:
+            case TokenStarted(tokens=tokens, place=place, total=total):
+                self._enter("measuring", (place - 1, total))
+                self.current = self._row(tokens).tokens
+            case TokenRevisited(tokens=tokens, place=place, total=total):
+                self._enter("second look", (place - 1, total))
+                self.current = tokens
             case TokenDone(entry=entry):
                 self._step()
                 self._row(entry.tokens).entry = entry
             case TokenFailed(tokens=tokens, reason=reason):
                 self._step()
                 self._row(tokens).failed = reason
-            case CountersStarted():
-                self._enter("reading counters", (0, 0), ended=0)
             case _:
                 pass
 
     @property
-    def per_second(self) -> float:
-        """Candidates of this phase per second."""
-        elapsed_s = self.clock() - self._phase_started_s
-        return self._ended / elapsed_s if elapsed_s > 0 else 0.0
+    def per_second(self) -> float | None:
+        """Candidates per second: compiled ones while compiling, else those whose trials ended."""
+        return self._speed.per_second(self.clock())
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until this phase ends at the speed so far, None before there is a speed."""
-        done, total = self._steps
-        return (self.clock() - self._phase_started_s) * (total - done) / done if done else None
+        """Seconds until this phase ends at the speed so far, None before there is a speed and when nothing is left."""
+        done, total = self.steps
+        lasted_s = self.clock() - self._phase_started_s
+        return lasted_s * (total - done) / done if 0 < done < total and lasted_s >= SPEED_LEAST_S else None
 
-    @property
-    def steps(self) -> tuple[int, int]:
-        """Done and all steps of the phase: kernels while compiling, token counts while measuring."""
-        return self._steps
-
-    def _enter(self, phase: str, steps: tuple[int, int], *, ended: int) -> None:
-        """Go on with ``phase``; a new one starts its own clock and count of ``ended`` candidates."""
+    def _enter(self, phase: str, steps: tuple[int, int]) -> None:
+        """Go on with ``phase``; a new one starts its own clock and speed."""
         if self.phase != phase:
-            self.phase, self._phase_started_s, self._ended = phase, self.clock(), 0
-        self._steps, self._ended = steps, max(ended, self._ended)
+            self.phase, self._phase_started_s = phase, self.clock()
+            self._speed = Speed(self._phase_started_s)
+        self.steps, self.neighbours, self.current = steps, None, None
+
+    def _compile(self, done: int, total: int) -> None:
+        if self.phase not in ("starting", "compiling"):
+            self.neighbours = (done, total) if done < total else None
+            return
+        before = self.steps[0] if self.phase == "compiling" else 0
+        self._enter("compiling", (done, total))
+        self._speed.add(self.clock(), max(done - before, 0))
 
     def _step(self) -> None:
-        done, total = self._steps
-        self._steps = (done + 1, total)
+        done, total = self.steps
+        self.steps, self.neighbours, self.current = (min(done + 1, total), total), None, None
 
     def _row(self, tokens: int) -> TokenProgress:
         return self.rows.setdefault(tokens, TokenProgress(tokens))
 
     def _count(self, trial: Trial) -> None:
         self.trials += 1
-        self._ended += 1
+        if self.phase != "compiling":
+            self._speed.add(self.clock(), 1)
         if isinstance(trial.outcome, Failed):
             self.failures[trial.outcome.kind.value] += 1
             return
@@ -122,8 +166,10 @@ def status_line(progress: SweepProgress) -> str:
     """Return the phase, its steps, speed, remaining time and failures in one line."""
     done, total = progress.steps
     parts = [f"{progress.phase} {done}/{total}" if total else progress.phase]
-    if progress.per_second:
-        speed = progress.per_second
+    if progress.neighbours is not None:
+        parts.append("compiling neighbours {}/{}".format(*progress.neighbours))
+    speed = progress.per_second
+    if speed is not None:
         parts.append(f"{speed:.1f} candidates/s" if speed < 100 else f"{speed:.0f} candidates/s")
     if progress.eta_s is not None:
         parts.append(f"ETA {clock_text(progress.eta_s)}")

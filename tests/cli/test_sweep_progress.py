@@ -18,6 +18,7 @@ from moetune.engine.events import (
     SweepStarted,
     TokenDone,
     TokenFailed,
+    TokenRevisited,
     TokenStarted,
     TrialEnded,
     Warned,
@@ -95,6 +96,71 @@ def test_measuring_has_a_speed_and_an_eta_of_its_own(progress, clock):
     progress.update(TokenDone(entry(tokens=1)))
     progress.update(TokenStarted(16, 2, 2))
     assert status_line(progress) == "measuring 1/2 · 3.0 candidates/s · ETA 0:10"
+
+
+def test_no_speed_is_told_before_a_second_has_passed(progress, clock):
+    progress.update(CompileProgress(0, 278, 0))
+    clock.now_s += 1e-4
+    progress.update(CompileProgress(1, 278, 0))
+    assert status_line(progress) == "compiling 1/278"
+    clock.now_s += 1.0
+    progress.update(CompileProgress(9, 278, 0))
+    assert status_line(progress).startswith("compiling 9/278 · 9.0 candidates/s · ETA 0:2")
+
+
+def test_the_speed_is_that_of_the_last_ten_seconds(progress, clock):
+    progress.update(CompileProgress(0, 1000, 0))
+    clock.now_s += 10
+    progress.update(CompileProgress(500, 1000, 0))
+    clock.now_s += 20
+    progress.update(CompileProgress(520, 1000, 0))
+    assert progress.per_second == 2.0
+
+
+def test_neighbours_compiled_while_measuring_do_not_change_the_phase_nor_outlive_it(progress, clock):
+    progress.update(CompileProgress(278, 278, 0))
+    progress.update(TokenStarted(1, 1, 2))
+    progress.update(trial(Subject.GATE_UP, 5.0, tokens=1))
+    clock.now_s += 10
+    progress.update(CompileProgress(3, 9, 0))
+    assert status_line(progress) == "measuring 0/2 · compiling neighbours 3/9 · 0.1 candidates/s"
+    progress.update(CompileProgress(9, 9, 0))
+    assert status_line(progress) == "measuring 0/2 · 0.1 candidates/s"
+    progress.update(CompileProgress(1, 9, 0))  # cut by the deadline: no last step comes
+    progress.update(TokenDone(entry(tokens=1)))
+    assert status_line(progress) == "measuring 1/2 · 0.1 candidates/s · ETA 0:10"
+
+
+def test_the_time_left_is_never_negative_and_steps_never_pass_the_last(progress, clock):
+    for place, tokens in ((1, 1), (2, 16)):
+        progress.update(TokenStarted(tokens, place, 2))
+        clock.now_s += 60
+        progress.update(CompileProgress(9, 9, 0))
+        progress.update(TokenDone(entry(tokens=tokens)))
+        assert progress.eta_s is None or progress.eta_s >= 0
+        assert progress.steps == (place, 2)
+    progress.update(TokenDone(entry(tokens=16)))
+    assert progress.steps == (2, 2)
+    assert "ETA" not in status_line(progress)
+    progress.update(CountersStarted(2))
+    assert status_line(progress) == "reading counters"
+
+
+def test_a_second_look_is_a_phase_of_its_own_and_marks_its_row(progress, clock):
+    from rich.console import Console
+
+    for place, tokens in ((1, 1), (2, 16)):
+        progress.update(TokenStarted(tokens, place, 2))
+        progress.update(TokenDone(entry(tokens=tokens)))
+    progress.update(TokenRevisited(16, 1, 2))
+    clock.now_s += 5
+    sink = StringIO()
+    Console(file=sink, width=80).print(live_view(progress))
+    lines = sink.getvalue().splitlines()
+    assert lines[0].strip() == "second look 0/2"
+    assert [line.split()[-1] for line in lines[-2:]] == ["done", "look"]
+    progress.update(TokenDone(entry()))
+    assert status_line(progress) == "second look 1/2 · ETA 0:05"
 
 
 def test_failures_are_counted_by_kind(progress):
@@ -178,6 +244,32 @@ def test_plain_lines_go_to_stderr_one_per_thing_that_happened(capsys):
     assert lines[1] == "down: 40 candidates of 900 that can run (60 cannot)"
     assert lines[3].startswith("16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound")
     assert lines[-2:] == ["warning: the clocks fell", "16384 tokens: no entry, out of memory"]
+
+
+def test_plain_lines_of_a_long_sweep_tell_each_thing_once(capsys, clock):
+    log = PlainLines(SweepProgress(clock=clock))
+    log(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, (1, 16), Path("trials.sqlite"), 0))
+    for done in range(41):
+        log(CompileProgress(done, 40, 0))
+        clock.now_s += 0.5
+    for place, tokens in ((1, 1), (2, 16)):
+        log(TokenStarted(tokens, place, 2))
+        for done in range(10):
+            clock.now_s += 2
+            log(CompileProgress(done, 9, 0))
+            log(trial(Subject.DOWN, 5.0, tokens=tokens))
+        log(TokenDone(entry(tokens=tokens)))
+    log(TokenRevisited(16, 1, 1))
+    log(TokenDone(entry()))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == [
+        "compiling 0/40",
+        "compiling 20/40 · 2.0 candidates/s · ETA 0:10",
+        "compiling 40/40 · 2.1 candidates/s",
+        "1 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound · measuring 1/2 · 0.6 candidates/s · ETA 0:20",
+        "16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound · measuring 2/2 · 0.6 candidates/s",
+        "16 tokens again: 10.0 us, 1.20x the default's speed, 90% of the bound · second look 1/1",
+    ]
 
 
 def test_the_results_fit_80_columns():
