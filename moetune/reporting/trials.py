@@ -17,13 +17,21 @@ _COMPRESSED = (".xz", ".gz")  # how recordings end; anything else is a trial sto
 def stores_to_read(given: Sequence[Path], notes: list[str]) -> list[Path]:
     """Return the given stores that exist, else the default one if it does."""
     if given:
-        notes += [f"{path}: there is no such trial store" for path in given if not path.is_file()]
-        return [path for path in given if path.is_file()]
+        notes += [f"{path}: there is no such trial store" for path in given if not _is_file(path)]
+        return [path for path in given if _is_file(path)]
     try:
         default = default_store_path()
     except RuntimeError:  # a user without a home folder has no default store
         return []
-    return [default] if default.is_file() else []
+    return [default] if _is_file(default) else []
+
+
+def _is_file(path: Path) -> bool:
+    """Say whether there is a file that may be looked at; never raises."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def find_trials(table: TunedTable, stores: Sequence[Path], notes: list[str]) -> TrialSet | None:
@@ -56,7 +64,7 @@ def _noted(notes: list[str]) -> Iterator[None]:
 
 
 def _stored(table: TunedTable, path: Path) -> TrialSet | None:
-    with Store(path) as store:
+    with Store.to_read(path) as store:
         rows = store.rows(table.shape, table.device, table.backend)
     if not rows:
         return None

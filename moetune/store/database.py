@@ -13,6 +13,7 @@ from moetune.store.errors import StoreError
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 60.0  # another sweep's commit takes milliseconds; a stopped one holds no lock
 STORE_VARIABLE = "MOETUNE_STORE"
+_OTHER_SCHEMA = ("no such table", "no such column", "has no column", "columns but")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -73,11 +74,13 @@ def connect(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"cannot make the folder of the trial store {path}: {error}; name another with --store"
+            f"cannot make the folder of the trial store {path}: {error.strerror or error}; "
+            "name another store with --store, or where it goes beside the table another folder with --out"
         ) from None
     with sentences(path):
         # autocommit: every statement is its own transaction unless BEGIN says otherwise
-        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        # absolute: a file called ":memory:" is a file
+        connection = sqlite3.connect(path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             _prepare(connection, path)
         except BaseException:
@@ -86,29 +89,63 @@ def connect(path: Path) -> sqlite3.Connection:
         return connection
 
 
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """Open the store at ``path`` without changing a byte of it, also on a read-only disk.
+
+    Raises:
+        StoreError: there is none, it is damaged, is no trial store, or was written by a newer moetune.
+    """
+    # Nobody writes where no log lies beside: SQLite may then leave its index file away, which a read-only disk refuses.
+    written = any(path.with_name(path.name + log).exists() for log in ("-wal", "-journal"))
+    how = "mode=ro" if written else "immutable=1"
+    with sentences(path):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_TIMEOUT_S)
+        try:
+            _refuse_without_tables(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _refuse_without_tables(connection: sqlite3.Connection, path: Path) -> None:
+    if _version(connection, path) == 0:
+        raise _foreign(path)
+    connection.execute("SELECT count(*) FROM runs").fetchone()
+
+
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"the trial store {path} was written by a newer moetune (schema {version}, this one knows {SCHEMA_VERSION}); "
-            "upgrade moetune, or name another store with --store"
-        )
-    if version == 0:
+    if _version(connection, path) == 0:
         _create(connection, path)
     _use_write_ahead_log(connection)
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the schema's version, 0 for a file without one; refuse a newer one."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the trial store {path} was written by a newer moetune (schema {version}, this one knows {SCHEMA_VERSION}); "
+            "upgrade moetune, or name another store with --store"
+        )
+    if version < 0:
+        raise _foreign(path)
+    return version
+
+
+def _foreign(path: Path) -> StoreError:
+    return StoreError(f"{path} is no trial store of moetune; name another with --store")
+
+
 def _create(connection: sqlite3.Connection, path: Path) -> None:
     """Make the tables, in one transaction: a second process that starts now waits and finds them."""
     connection.execute("BEGIN IMMEDIATE")
-    foreign = connection.execute("SELECT count(*) FROM sqlite_master WHERE name NOT IN ('runs', 'trials')").fetchone()[
-        0
-    ]
+    foreign = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     fresh = connection.execute("PRAGMA user_version").fetchone()[0] == 0
     if foreign and fresh:
         connection.execute("ROLLBACK")
-        raise StoreError(f"{path} is a database of something else; name another store with --store")
+        raise _foreign(path)
     for statement in _SCHEMA.split(";"):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -130,6 +167,8 @@ def sentences(path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
+        if any(words in str(error) for words in _OTHER_SCHEMA):
+            raise _foreign(path) from error
         raise StoreError(
             f"cannot use the trial store {path}: {error}; free the disk or fix its permissions, or name another with --store"
         ) from error

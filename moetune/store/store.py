@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from moetune.outcome import Failed, FailureKind, Stage, Subject, Trial
 from moetune.store.codec import Choice, choice_text, dump, load, trial_from_json, trial_to_json
-from moetune.store.database import connect, sentences
+from moetune.store.database import connect, connect_to_read, sentences
 from moetune.store.errors import StoreError
 from moetune.store.provenance import Provenance
 from moetune_kernels.device import DeviceInfo
@@ -56,14 +56,24 @@ class Store:
 
     Args:
         path: the file; made with its folder if it is not there.
+        connection: to the file, where it was opened in a way of its own.
 
     Raises:
         StoreError: the file cannot be used; the message says how to go on.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection | None = None) -> None:
         self.path = path
-        self._connection = connect(path)
+        self._connection = connect(path) if connection is None else connection
+
+    @classmethod
+    def to_read(cls, path: Path) -> Self:
+        """Open a store that is there and stays as it is: for reports, and for stores of somebody else.
+
+        Raises:
+            StoreError: as for a store that is written.
+        """
+        return cls(path, connect_to_read(path))
 
     def __enter__(self) -> Self:
         return self

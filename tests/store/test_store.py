@@ -157,8 +157,9 @@ def test_the_database_of_something_else_is_left_alone(path):
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE recipes (name TEXT)")
     connection.commit()
-    with pytest.raises(StoreError, match="is a database of something else"):
-        Store(path)
+    for opened in (Store, Store.to_read):
+        with pytest.raises(StoreError, match="is no trial store of moetune; name another"):
+            opened(path)
     assert [row[0] for row in connection.execute("SELECT name FROM sqlite_master")] == ["recipes"]
 
 
@@ -169,6 +170,51 @@ def test_the_store_of_a_newer_moetune_is_refused(path):
     connection.close()
     with pytest.raises(StoreError, match=r"newer moetune \(schema 2"):
         Store(path)
+
+
+@pytest.mark.parametrize("version", [-3, 0, 1])
+def test_tables_that_only_share_a_name_with_ours_are_somebody_elses(path, version):
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE runs (distance TEXT)")
+    connection.execute(f"PRAGMA user_version={version}")
+    connection.commit()
+    connection.close()
+    for opened in (Store, Store.to_read):
+        with pytest.raises(StoreError, match="is no trial store of moetune"), opened(path) as store:
+            store.rows(SHAPE)
+
+
+def test_a_store_that_is_only_read_stays_as_it_is(path):
+    fill(path, provenance())
+    before = path.read_bytes(), sorted(path.parent.iterdir())
+    with Store.to_read(path) as store:
+        assert [row.trial for row in store.rows(SHAPE)] == list(TRIALS)
+        with pytest.raises(StoreError, match="readonly"):
+            store.begin(provenance(), "moetune sweep")
+    assert (path.read_bytes(), sorted(path.parent.iterdir())) == before
+
+
+def test_a_store_that_a_sweep_writes_is_read_with_its_latest_trial(path):
+    with Store(path) as writing:
+        run = writing.begin(provenance(), "moetune sweep")
+        for trial in TRIALS:
+            run.record(trial)
+        with Store.to_read(path) as store:
+            assert [row.trial for row in store.rows(SHAPE)] == list(TRIALS)
+
+
+def test_reading_makes_no_store(path):
+    with pytest.raises(StoreError, match="cannot use the trial store"):
+        Store.to_read(path)
+    assert not path.exists()
+
+
+def test_a_store_may_be_called_anything(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill(Path(":memory:"), provenance())
+    with Store.to_read(tmp_path / ":memory:") as store:
+        assert len(store.runs()) == 1
 
 
 def test_a_folder_in_place_of_the_store_is_one_sentence(path):
