@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import OutOfResources, PTXASError
 
 from moetune_kernels import debug
 from moetune_kernels.combine.launch import combine_calls
@@ -34,6 +32,8 @@ from moetune_kernels.serving_log import log_once, warn_once
 from moetune_kernels.shape import MoEShape, WeightFormat
 
 Calls = tuple[KernelCall, ...]
+# By name: Triton's releases move these classes about, and a serving process must not fail to import for one.
+_REFUSALS = {"OutOfResources", "PTXASError", "CompilationError"}
 FORMATS = {torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.FP16}
 
 
@@ -88,7 +88,8 @@ def plan_for(weights: Weights, tokens: int, top_k: int, plan: LayerPlan | None) 
 
 def is_refusal(error: Exception) -> bool:
     """Say whether Triton could not compile or load a kernel for this GPU: it was not launched, another plan may serve."""
-    return isinstance(error, (OutOfResources, PTXASError, CompilationError)) or "PassManager::run failed" in str(error)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & _REFUSALS) or "PassManager::run failed" in str(error)
 
 
 _refused: set[tuple[LayerPlan, DeviceInfo, MoEShape]] = set()  # plans from tables, refused in this process
