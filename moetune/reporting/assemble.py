@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from moetune.models.roofline import layer_work, limit, nominal_peaks
+from moetune.models.roofline import Work, layer_work, limit, nominal_peaks
 from moetune.outcome import Figure
 from moetune.reporting.facts import Point, Roof, Section, TrialSet
 from moetune.reporting.tables import Located
@@ -42,7 +42,7 @@ def assemble(located: Located, trials: TrialSet | None, taken: set[str]) -> Sect
 
 
 def _point(table: TunedTable, entry: Entry, roof: Roof | None) -> Point:
-    work = layer_work(table.shape, entry.tokens)
+    work = _least_work(table, entry)
     return Point(
         tokens=entry.tokens,
         serves=entry.serves,
@@ -58,6 +58,20 @@ def _point(table: TunedTable, entry: Entry, roof: Roof | None) -> Point:
         bandwidth_gbps=Figure.from_json(dict(entry.bandwidth_gbps)),
         issue_efficiency=Figure.from_json(dict(entry.issue_efficiency)),
     )
+
+
+def _least_work(table: TunedTable, entry: Entry) -> Work:
+    """Return the least work of the rows that were timed: a bound by memory says how many experts they touched.
+
+    A bound that no number of experts explains, and one by compute, leave the expectation.
+    """
+    shape, tokens = table.shape, entry.tokens
+    expected = layer_work(shape, tokens)
+    weights = entry.bound_us * 1e-6 * table.ceilings["bytes_per_s"] - expected.activation_bytes
+    touched = weights / layer_work(shape, tokens, touched_experts=1.0).weight_bytes
+    if 0.99 <= touched <= shape.local_experts * 1.01:
+        return layer_work(shape, tokens, touched_experts=touched)
+    return expected
 
 
 def _roof(bytes_per_s: float, flops: float) -> Roof | None:

@@ -52,7 +52,8 @@ def token_categories(axes: Axes, tokens: Sequence[int]) -> list[int]:
     every = _label_step(tokens)
     axes.set_xticks(positions[::every], [str(count) for count in tokens[::every]])
     axes.tick_params(axis="x", length=0, labelsize=8)
-    axes.set_xlim(-0.6, max(len(tokens), 4) - 0.4)
+    middle, half = (len(tokens) - 1) / 2, max(len(tokens), 4) / 2 + 0.1  # a lone bar is no wall
+    axes.set_xlim(middle - half, middle + half)
     axes.set_xlabel("tokens in the batch")
     return positions
 

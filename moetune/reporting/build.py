@@ -81,12 +81,17 @@ def build_report(tables: Sequence[Path], stores: Sequence[Path], out_dir: Path) 
 
 def _fitting_page(sections: list[PageSection], notes: list[str], command: str) -> bytes:
     """Render the page; where huge tables make it too large, the oldest go, and a note says so."""
-    page = render_page(sections, notes, command).encode()
+    page = _page_bytes(sections, notes, command)
     while len(page) > MAX_PAGE_BYTES and len(sections) > 1:
         left_out = sections.pop().section
         notes.append(f"{left_out.path}: its section is left out, the page would be too large; name it alone to see it")
-        page = render_page(sections, notes, command).encode()
+        page = _page_bytes(sections, notes, command)
     return page
+
+
+def _page_bytes(sections: list[PageSection], notes: list[str], command: str) -> bytes:
+    """Render the page; bytes of a path that are no text are written out."""
+    return render_page(sections, notes, command).encode("utf-8", "backslashreplace")
 
 
 def _illustrate(section: Section, out_dir: Path, left_bytes: int) -> PageSection:
@@ -112,8 +117,9 @@ def _charts(section: Section, grids: Sequence[HeatGrid]) -> Iterator[_Chart]:
         yield _Chart(
             kind="roofline",
             title="Roofline",
-            caption="Hollow: FLOPs per byte by formula, each touched weight moved once. Solid, where there are counters: "
-            "bytes as the hardware counted them; the gap between the two is traffic beyond the least.",
+            caption="Hollow: as timed, each touched weight moved once. Solid, where there are counters: bytes and speed of "
+            "the launches that were counted, of other random rows; further left is traffic beyond the least, or more "
+            "experts touched.",
             draw=lambda: draw_roofline(section),
         )
         yield _Chart(
@@ -126,8 +132,8 @@ def _charts(section: Section, grids: Sequence[HeatGrid]) -> Iterator[_Chart]:
         yield _Chart(
             kind="bound",
             title="Share of the physical bound",
-            caption="100 % is as fast as the ceilings reached allow. The bound expects the experts that an even router "
-            "touches; a routing that touched fewer can pass it.",
+            caption="100 % is as fast as the ceilings reached allow, each expert that the timed rows touched read once. "
+            "The ceilings are speeds that this run reached; a layer a little over 100 % streamed faster than that.",
             draw=lambda: draw_bound_shares(section),
         )
     if grids and section.trials is not None:

@@ -29,7 +29,7 @@ class Roof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One token count of a table. Times in microseconds; ``flops`` and ``bytes`` are the analytical minimum."""
+    """One token count of a table. Times in microseconds; ``flops`` and ``bytes`` are the least that its routing allows."""
 
     tokens: int
     serves: tuple[int, int]
@@ -66,10 +66,15 @@ class Point:
         return self.flops / self.bytes
 
     @property
-    def counted_intensity(self) -> float | None:
-        """FLOPs per byte that hardware counters saw, or None where there are none."""
-        counted = self.flops_per_byte.source is Source.COUNTER
-        return self.flops_per_byte.value if counted else None
+    def counted(self) -> tuple[float, float] | None:
+        """FLOPs per byte and useful TFLOP/s of the launches whose bytes counters saw, or None where none did.
+
+        They are other launches than the timed ones, of other random rows, so their speed is taken from them too.
+        """
+        intensity, gbps = self.flops_per_byte, self.bandwidth_gbps
+        if intensity.source is not Source.COUNTER or gbps.source is not Source.COUNTER:
+            return None
+        return (intensity.value, intensity.value * gbps.value * 1e-3) if intensity.value and gbps.value else None
 
     def verdict(self) -> str:
         """Say in a few words what holds this token count back."""
@@ -128,5 +133,6 @@ class Section:
 
     @property
     def title(self) -> str:
-        """Device and shape in one line."""
-        return f"{self.device.name} · {self.shape.key}"
+        """Device and shape in one line, and what answered where it was no measurement: pictures travel alone."""
+        unmeasured = "" if self.backend == "cuda" else f" · {self.backend}"
+        return f"{self.device.name} · {self.shape.key}{unmeasured}"

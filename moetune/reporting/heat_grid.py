@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from moetune_kernels.config import MoEKernelConfig, Role
 
 MAX_COLUMNS = 3  # panels that fit beside each other and stay readable
 MAX_REASONS = 4
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 AT_COMPILE = 0  # the token count of a trial that ended at compile: it failed for all of them
 
 
@@ -69,7 +71,7 @@ def _grid(role: Role, tokens: int, trials: Sequence[Trial]) -> HeatGrid:
         assert isinstance(trial.choice, MoEKernelConfig)
         by_tile.setdefault((trial.choice.block_m, trial.choice.block_n), []).append(trial)
     cells = {tile: _cell(group) for tile, group in by_tile.items()}
-    reasons = Counter((t.outcome.kind, t.outcome.reason) for t in trials if isinstance(t.outcome, Failed))
+    failed = [trial.outcome for trial in trials if isinstance(trial.outcome, Failed)]
     return HeatGrid(
         role=role,
         tokens=tokens,
@@ -77,8 +79,17 @@ def _grid(role: Role, tokens: int, trials: Sequence[Trial]) -> HeatGrid:
         block_ns=tuple(sorted({block_n for _, block_n in cells})),
         cells=cells,
         best_us=min((cell.best_us for cell in cells.values() if cell.best_us is not None), default=None),
-        reasons=tuple((kind, reason, count) for (kind, reason), count in reasons.most_common(MAX_REASONS)),
+        reasons=_reasons(failed),
     )
+
+
+def _reasons(failed: Sequence[Failed]) -> tuple[tuple[FailureKind, str, int], ...]:
+    """Count failures that differ in their numbers only as one, told by the first of them."""
+    alike: dict[tuple[FailureKind, str], list[str]] = {}
+    for outcome in failed:
+        alike.setdefault((outcome.kind, _NUMBER.sub("#", outcome.reason)), []).append(outcome.reason)
+    most = sorted(alike.items(), key=lambda one: -len(one[1]))[:MAX_REASONS]
+    return tuple((kind, reasons[0], len(reasons)) for (kind, _), reasons in most)
 
 
 def _cell(trials: Sequence[Trial]) -> Cell:

@@ -21,7 +21,7 @@ from moetune.reporting.facts import Point, Section, compile_key
 from moetune.reporting.heat_grid import HeatGrid
 from moetune.reporting.svg import InlineSvg, glyph_sheet
 from moetune.reporting.theme import DARK, PNG_MARK
-from moetune.reporting.wording import counted, gib, kib, micros, number, percent, ratio, short
+from moetune.reporting.wording import counted, gib, kib, micros, moment, number, percent, ratio, short
 from moetune_kernels import __version__
 from moetune_kernels.config import MoEKernelConfig, Role
 
@@ -91,7 +91,7 @@ def _view(one: PageSection, command: str) -> Mapping[str, object]:
         "backend": BACKENDS.get(section.backend, section.backend),
         "measured": section.backend == "cuda",
         "count": len(section.points),
-        "measured_at": short(section.measured_at, 40),
+        "measured_at": moment(section.measured_at),
         "card": _card(section),
         "summary": _summary(section),
         "faults": [short(fault) for fault in section.faults[:MAX_FAULTS]],
@@ -128,7 +128,7 @@ def _card(section: Section) -> list[tuple[str, str]]:
         ("Driver", section.driver),
         ("torch, triton", f"{section.torch}, {section.triton}"),
         ("Kernels", f"{section.kernels_version}, {section.kernels_sha256[:12]}"),
-        ("Measured at", section.measured_at),
+        ("Measured at", moment(section.measured_at)),
     ]
     if measured is not None:
         rows.append(
@@ -249,7 +249,10 @@ def _heat_row(grid: HeatGrid) -> Mapping[str, object]:
         "timed": f"{grid.measured:,}",
         "best": micros(grid.best_us),
         "failed": kinds,
-        "reasons": [f"{count:,} × {kind.value}: {short(reason, 160)}" for kind, reason, count in grid.reasons],
+        "reasons": [
+            f"{count:,} × {kind.value}{': ' if count == 1 else ', such as: '}{short(reason, 160)}"
+            for kind, reason, count in grid.reasons
+        ],
     }
 
 

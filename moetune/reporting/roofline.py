@@ -32,16 +32,15 @@ def draw_roofline(section: Section) -> Figure:
     figure.canvas.draw()  # constrained layout moves the axes; labels need the final place
     figure.set_layout_engine("none")
     spots = merge_close(axes, [Spot(point.intensity, point.tflops, str(point.tokens)) for point in section.points])
-    markers = [(point.counted_intensity, point.tflops) for point in section.points if point.counted_intensity]
+    markers = [point.counted for point in section.points if point.counted is not None]
     place_labels(axes, spots, [*_roof_boxes(axes, roofs), *(_marker_box(axes, *marker) for marker in markers)])
     return figure
 
 
 def _limit_axes(axes: Axes, points: Sequence[Point], roofs: Sequence[Roof]) -> None:
-    xs = [point.intensity for point in points] + [
-        point.counted_intensity for point in points if point.counted_intensity
-    ]
-    ys = [point.tflops for point in points]
+    counted = [point.counted for point in points if point.counted is not None]
+    xs = [point.intensity for point in points] + [intensity for intensity, _ in counted]
+    ys = [point.tflops for point in points] + [tflops for _, tflops in counted]
     ridges = [roof.flops / roof.bytes_per_s for roof in roofs]
     peaks = [roof.flops * 1e-12 for roof in roofs]
     log_scale(axes, axes.xaxis, min(xs) / 2, max([*xs, *ridges]) * 2.5)
@@ -67,12 +66,12 @@ def _draw_roofs(axes: Axes, section: Section) -> list[Line2D]:
 
 
 def _draw_points(axes: Axes, points: Sequence[Point]) -> list[Line2D]:
-    """Hollow: the analytical intensity. Solid: what counters saw. The line between is what was read again."""
+    """Hollow: the least bytes and the timed speed. Solid: both as counters saw them. A line joins the two of a count."""
     axes.plot([p.intensity for p in points], [p.tflops for p in points], color=GRID, linewidth=1.2, zorder=2.5)
     for point in points:
-        if point.counted_intensity:
-            xs = [point.counted_intensity, point.intensity]
-            axes.plot(xs, [point.tflops] * 2, color=DEFAULT, linewidth=1.0, zorder=3)
+        if point.counted is not None:
+            (x, y), colour = point.counted, DEFAULT
+            axes.plot([x, point.intensity], [y, point.tflops], color=colour, linewidth=1.0, zorder=3)
     hollow = axes.plot(
         [p.intensity for p in points],
         [p.tflops for p in points],
@@ -82,19 +81,19 @@ def _draw_points(axes: Axes, points: Sequence[Point]) -> list[Line2D]:
         markeredgecolor=TUNED,
         markeredgewidth=1.6,
         zorder=4,
-        label="tuned plan, bytes by formula (label: tokens)",
+        label="tuned plan, least bytes (label: tokens)",
     )
-    counted = [p for p in points if p.counted_intensity]
+    counted = [p.counted for p in points if p.counted is not None]
     if not counted:
         return hollow
     return hollow + axes.plot(
-        [p.counted_intensity or p.intensity for p in counted],
-        [p.tflops for p in counted],
+        [intensity for intensity, _ in counted],
+        [tflops for _, tflops in counted],
         "D",
         markersize=5,
         color=DEFAULT,
         zorder=3.5,
-        label="the same, bytes by hardware counters",
+        label="the same plan under hardware counters",
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from moetune.errors import TableError
 from moetune_kernels.paths import search_dirs, shipped_tables_dir
 from moetune_kernels.table import MAX_TABLE_BYTES, TunedTable
+from moetune_kernels.table_file import is_folder
 
 MAX_TABLES = 24  # sections that a reader still scrolls through; all of them are drawn, in a few seconds
 
@@ -41,6 +42,8 @@ def find_tables(given: Sequence[Path]) -> FoundTables:
     notes: list[str] = []
     if given:
         located = [*_read_all(given, notes)]
+        empty = [path for path in given if is_folder(path) and not _files(path)]
+        notes += [f"{path}: holds no tables; they are named <device>/<shape>.json" for path in empty]
     else:
         shipped = shipped_tables_dir()
         own = [folder for folder in search_dirs() if folder != shipped]
@@ -70,8 +73,8 @@ def _read_all(paths: Sequence[Path], notes: list[str]) -> Iterator[Located]:
 
 def _files(path: Path) -> list[Path]:
     """Return the path itself, or every ``.json`` under it; a folder that is not there holds none."""
-    if not path.is_dir():
-        return [path] if path.suffix == ".json" or path.exists() else []
+    if not is_folder(path):
+        return [path] if path.suffix == ".json" or os.path.lexists(path) else []
     found = (Path(folder) / name for folder, _, names in os.walk(path) for name in names if name.endswith(".json"))
     return sorted(found)
 

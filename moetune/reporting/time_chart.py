@@ -44,6 +44,7 @@ def _line(
     if not known:
         return []
     xs, ys = zip(*known, strict=True)
+    marker = marker or ("_" if len(known) == 1 else "")  # a line of one point shows nothing
     return axes.plot(xs, ys, marker=marker, markersize=4.5, color=colour, linestyle=dashes, linewidth=1.8, label=label)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moetune.errors import MoetuneError
 from moetune.reporting.facts import TrialSet
+from moetune.reporting.wording import moment
 from moetune.store import Store, TrialRow, default_store_path, latest, load_recording, shipped_recording
 from moetune_kernels.table import TunedTable
 
@@ -78,7 +79,9 @@ def _recorded(table: TunedTable, path: Path) -> TrialSet | None:
     made_for = recording.provenance
     if (made_for.shape, made_for.device) != (table.shape, table.device):
         return None
-    return TrialSet(trials=recording.trials, origin=f"the recording {path.name}, measured {recording.measured_at}")
+    return TrialSet(
+        trials=recording.trials, origin=f"the recording {path.name}, measured {moment(recording.measured_at)}"
+    )
 
 
 def _versions(row: TrialRow) -> tuple[str, ...]:

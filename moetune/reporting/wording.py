@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 UNKNOWN = "–"
 MAX_TEXT = 300  # a hostile table may carry megabytes in one field
@@ -84,6 +85,20 @@ def gib(count: int) -> str:
 def kib(count: int | None) -> str:
     """Write bytes of shared memory in KiB."""
     return UNKNOWN if count is None else f"{count / 1024:,.1f}"
+
+
+def moment(text: str) -> str:
+    """Write an ISO time to the minute, in UTC; any other text as it is, cut.
+
+    >>> moment("2026-12-01T10:03:30+01:00"), moment("yesterday")
+    ('2026-12-01 09:03 UTC', 'yesterday')
+    """
+    try:
+        when = datetime.fromisoformat(text)
+        when = when.astimezone(UTC) if when.tzinfo else when
+    except (ValueError, OverflowError):
+        return short(text, 40)
+    return f"{when:%Y-%m-%d %H:%M} UTC"
 
 
 def short(text: object, limit: int = MAX_TEXT) -> str:

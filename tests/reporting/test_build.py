@@ -245,6 +245,20 @@ def test_several_tables_get_an_index_that_leads_to_each(tmp_path):
     assert len(set(made.images)) == 9
 
 
+def test_a_folder_without_tables_is_told_of(tmp_path):
+    named = made_up.write(made_up.table(), tmp_path / "a.json")
+    (tmp_path / "empty").mkdir()
+    made = build_report([named, tmp_path / "empty"], [], tmp_path / "out")
+    assert any("empty: holds no tables" in note for note in made.notes)
+
+
+def test_a_path_with_bytes_that_are_no_text_is_shown_and_not_stumbled_over(tmp_path):
+    folder = tmp_path / "h\udcff"
+    made_up.write(made_up.table(), folder / "a.json")
+    made = build_report([folder], [], tmp_path / "out\udcff")
+    assert "h\\udcff/a.json" in made.page.read_text(encoding="utf-8")
+
+
 def test_nothing_to_show_says_how_to_get_a_table(tmp_path):
     with pytest.raises(MissingError, match="moetune sweep"):
         build_report([], [], tmp_path / "out")
