@@ -10,8 +10,9 @@ from math import inf
 Clock = Callable[[], float]
 
 COMPILE_SHARE = 0.4  # of what is left when compiling starts: what its first round may take before it is cut
-CLOSING_S = 2.0  # the last write, and what no estimate foresaw
-CAUTION = 1.1  # times what the later counts are expected to need before one of them lends its time
+CLOSING_S = 4.0  # the last write, the recording, and what no estimate foresaw
+CAUTION = 1.1  # times what the later counts are expected to need: what is left of that may be lent at will
+ESTIMATES_ERR = 1.6  # times its own estimate, as long as the later counts keep theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +85,27 @@ class Allowance:
     Args:
         cost: what it is expected to need.
         deadline: its end.
+        share: of the cost, what it may spend; 1 and not more where there is enough.
         races: whether there is time for races at all; without it only known plans are compared.
         polish: whether compiling neighbours leaves the later counts what they need.
     """
 
     cost: CountCost
     deadline: Deadline
+    share: float
     races: bool
     polish: bool
 
     @property
     def gate_up_deadline(self) -> Deadline:
         """The end of gate-up's race: what follows it, down's race included, has its own time."""
-        share = self.cost.gate_up_s / max(self.cost.gate_up_s + self.cost.down_s, 1e-9)
-        return self.deadline.before(self.cost.finals_s + self.cost.ending_s).after(share)
+        part = self.cost.gate_up_s / max(self.cost.gate_up_s + self.cost.down_s, 1e-9)
+        return self.deadline.before(self.cost.finals_s + (1.0 - self.share) * self.cost.ending_s).after(part)
 
     @property
     def down_deadline(self) -> Deadline:
         """The end of down's race."""
-        return self.deadline.before(self.cost.finals_s + self.cost.down_ending_s)
+        return self.deadline.before(self.cost.finals_s + (1.0 - self.share) * self.cost.down_ending_s)
 
 
 class Budget:
@@ -144,13 +147,16 @@ class Budget:
         now_s = self.clock()
         left_s = self._started_s + self.total_s - now_s - reserve_s - CLOSING_S
         if left_s == inf:
-            return Allowance(first, Deadline(inf, self.clock), races=True, polish=True)
-        lent_s = left_s - CAUTION * sum(cost.opening_s + cost.total_s for cost in later)
-        if lent_s >= first.total_s:
-            polish = lent_s >= first.total_s + first.polish_s
-            return Allowance(first, Deadline(now_s + lent_s, self.clock), races=True, polish=polish)
+            return Allowance(first, Deadline(inf, self.clock), share=1.0, races=True, polish=True)
+        later_s = sum(cost.opening_s + cost.total_s for cost in later)
+        if left_s - later_s >= first.total_s:
+            spare_s = left_s - CAUTION * later_s
+            lent_s = max(spare_s, min(ESTIMATES_ERR * first.total_s, left_s - later_s))
+            polish = spare_s >= first.total_s + first.polish_s
+            return Allowance(first, Deadline(now_s + lent_s, self.clock), share=1.0, races=True, polish=polish)
         least_s = first.least_s + sum(cost.opening_s + cost.least_s for cost in later)
         wanted_s = sum(cost.total_s - cost.least_s for cost in costs)
         extra_s = (left_s - least_s) * (first.total_s - first.least_s) / wanted_s if wanted_s > 0 else 0.0
         deadline = Deadline(now_s + first.least_s + extra_s, self.clock)
-        return Allowance(first, deadline, races=extra_s >= first.shortest_races_s, polish=False)
+        share = min(max((first.least_s + extra_s) / first.total_s, 0.0), 1.0)
+        return Allowance(first, deadline, share=share, races=extra_s >= first.shortest_races_s, polish=False)

@@ -59,7 +59,9 @@ class Pace:
     def fits(self, tokens: int) -> bool:
         """Whether there is time for another look at a finished count, hardware counters afterwards included."""
         cost = self.costs.of_count(tokens, self._entrants(tokens, set(self.bench.loaded)))
-        return self.budget.lends(cost, self.counters_reserve_s)
+        entries = len(self.tokens)
+        counters_s = COUNTERS_CAUTION * self.costs.counters_s(entries) if self.counters_fit(entries) else 0.0
+        return self.budget.lends(cost, counters_s)
 
     def allow(self, counts_left: Sequence[int]) -> Allowance:
         """Return what the first of ``counts_left``, which is open, may spend."""

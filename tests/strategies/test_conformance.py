@@ -105,5 +105,19 @@ def test_the_staged_search_does_not_polish_while_coarse_answers_are_missing():
     assert len(strategy.ask(4)) > 0
 
 
+def test_the_polish_is_spent_in_rounds_so_that_the_second_starts_from_what_the_first_found():
+    strategy = Staged(terrain(polish=12))
+    for config in strategy.ask(len(COARSE)):
+        strategy.tell(config, outcome_of(config))
+    first = strategy.ask(100)
+    assert 0 < len(first) <= 6
+    assert list(strategy.ask(100)) == []  # until these ended
+    for config in first:
+        strategy.tell(config, outcome_of(config))
+    second = strategy.ask(100)
+    best = min((*COARSE, *first), key=lambda config: getattr(outcome_of(config), "median_us", float("inf")))
+    assert set(second) & set(neighbours(best))
+
+
 def test_another_seed_gives_another_random_order():
     assert play(RandomOrder(terrain(), 1)) != play(RandomOrder(terrain(), 2))
