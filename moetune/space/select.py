@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count as count_from
@@ -13,14 +14,19 @@ from moetune_kernels.config import MoEKernelConfig, Role, Structure
 
 # Shares of the limit. Low tiles are flat (many configs tie within 5% on an H200), high tiles are needles: of 576
 # candidates at 4096 tokens one or two came within 2% of the best.
-BLOCK_M_SHARE = {16: 1.0, 32: 0.7, 64: 1.3, 128: 1.5, 256: 0.5}
+BLOCK_M_SHARE = {16: 1.4, 32: 0.7, 64: 1.3, 128: 1.5, 256: 0.5}
 GATE_UP_256_SHARE = 0.1  # its two accumulators fill the registers: never within 12% of the best in three H200 sweeps
 STRUCTURE_SHARE = {Structure.GATHER: 1.0, Structure.TMA: 1.0, Structure.TMA_PERMUTE: 0.7}
 PERMUTE_MIN_BLOCK_M = 64  # copying the rows first only pays where there are many
 # At 8192 to 16384 tokens the right group_m was worth up to 10% (gate-up of 128 experts: 16 before 8, 4 and 1), and each
 # tile has another one.
-GROUPED_SHARE = 0.2  # of the limit: the best tall tiles once more with other group_m
+GROUPED_SHARE = 0.17  # of the limit: the best tall tiles once more with other group_m
 OTHER_GROUP_MS = (16, 4, 32)  # beside the one that tall tiles start with
+
+# Low tiles: memory binds and the guess tells widths apart badly (16x64 won where it preferred 16x256), so each width
+# has its turn.
+LOW_BLOCK_M, SAME_WIDTH, NARROWEST = 32, 0.06, 16
+AGAIN, AGAIN_LOW = 0.25, 0.5  # how much less a tile's other prefetch distances promise: the polish finds these
 
 Group = tuple[Structure, int]
 Cell = tuple[int, int, int]
@@ -65,11 +71,17 @@ def _by_promise(
     cells: dict[Cell, list[MoEKernelConfig]] = {}
     for config in sorted(configs, key=lambda config: promise[config]):
         cells.setdefault((config.block_n, config.block_k, config.num_warps), []).append(config)
-    ranked = [
-        (promise[config] * (1.0 + 0.25 * place), order, config)
-        for order, members in enumerate(cells.values())
-        for place, config in enumerate(members)
-    ]
+    is_low = configs[0].block_m <= LOW_BLOCK_M
+    widths: Counter[int] = Counter({NARROWEST: 4})
+    ranked: list[tuple[float, int, MoEKernelConfig]] = []
+    for order, members in enumerate(cells.values()):
+        width = members[0].block_n
+        waits = 1.0 + SAME_WIDTH * widths[width] if is_low else 1.0
+        widths[width] += 1
+        again = AGAIN_LOW if is_low else AGAIN
+        ranked += [
+            (promise[config] * waits * (1.0 + again * place), order, config) for place, config in enumerate(members)
+        ]
     ranked.sort(key=lambda item: item[:2])
     yield from (config for _, _, config in ranked)
 

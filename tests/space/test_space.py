@@ -118,6 +118,17 @@ def test_the_needles_of_many_rows_are_candidates_with_several_groupings(shape):
     assert {c.group_m for c in permuted if c.structure is Structure.TMA_PERMUTE and c.block_n == 128} >= {4, 8, 16, 32}
 
 
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+@pytest.mark.parametrize("shape", [MIXTRAL, QWEN], ids=lambda shape: shape.key)
+def test_low_tiles_come_in_every_width_and_warp_count_because_memory_bound_guesses_are_poor(shape, role):
+    space = candidates(shape, H200, role, LADDER, limit=135)
+    low = [config for config in space.configs if config.block_m == 16]
+    assert len(low) >= 24
+    assert {32, 64, 128, 256} <= {config.block_n for config in low}
+    assert {config.num_warps for config in low} == {2, 4, 8}
+    assert {64, 128} <= {config.block_k for config in low}
+
+
 def test_decode_alone_gets_no_groupings():
     space = candidates(MIXTRAL, H200, Role.DOWN, (1, 64), limit=135)
     assert {config.group_m for config in space.configs} == {1}
