@@ -14,11 +14,12 @@ from pathlib import Path
 from moetune.engine.backend import Backend, Ceilings
 from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
-from moetune.engine.events import Emit, SweepStarted, Warned
+from moetune.engine.entries import with_ranges
+from moetune.engine.events import Emit, Event, SweepStarted, TokenFailed, Warned
 from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
-from moetune.errors import MissingError, UsageError
+from moetune.errors import MissingError, TableError, UsageError
 from moetune.measure.replay import ReplayBackend
 from moetune.outcome import Trial
 from moetune.store import (
@@ -42,6 +43,7 @@ from moetune_kernels.paths import search_dirs, user_tables_dir
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MAX_TOKENS
 from moetune_kernels.table import Entry, TunedTable
+from moetune_kernels.table_file import read_table, table_path
 
 __all__ = ["Bed", "SweepRequest", "SweepResult", "replay_bed", "run_on", "sweep"]
 
@@ -89,8 +91,15 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
             )
         )
 
+        kept = _kept(bed, table)
+
         def write(entries: Mapping[int, Entry], ceilings: Ceilings) -> Path:
-            return write_table(_filled(table, bed, entries, ceilings), bed.out_dir)
+            return write_table(_filled(table, bed, with_ranges(kept | dict(entries)), ceilings), bed.out_dir)
+
+        def emit(event: Event) -> None:
+            if isinstance(event, TokenFailed):
+                kept.pop(event.tokens, None)  # what does not run any more is not kept either
+            on_event(event)
 
         ports = Ports(
             journal=run,
@@ -98,14 +107,34 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
             strategy=STRATEGIES[request.strategy],
             default_plan=lambda tokens: heuristic_plan(bed.backend.shape, tokens, bed.backend.device),
             write_table=write,
-            emit=on_event,
+            emit=emit,
         )
         result = Session(bed.backend, _job(request, budget), ports).run()
         _warn_of_slow_clocks(bed.backend, on_event)
-        filled = _filled(table, bed, result.entries, bed.backend.ceilings())
+        filled = _filled(table, bed, with_ranges(kept | dict(result.entries)), bed.backend.ceilings())
         if request.record is not None:
             _record(store, bed, request, filled)
     return _result(bed, result, filled)
+
+
+def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:
+    """Return the entries of the table that this sweep writes over, where they are as good as new.
+
+    That is: measured on this device with these kernels and versions. A sweep of a few token counts, or one that is
+    stopped, then loses none of the others. A replay keeps nothing, so that it always writes the same.
+    """
+    if bed.backend.name != "cuda":
+        return {}
+    path = table_path(bed.out_dir, table.device, table.shape)
+    try:
+        old = read_table(path)
+    except TableError:
+        return {}
+    made_with = (old.backend, old.device, old.shape, old.triton, old.torch, old.driver)
+    if made_with != (table.backend, table.device, table.shape, table.triton, table.torch, table.driver):
+        return {}
+    same_kernels = dict(old.kernels) == dict(_filled(table, bed, old.entries, bed.backend.ceilings()).kernels)
+    return dict(old.entries) if same_kernels else {}
 
 
 def _warn_of_slow_clocks(backend: Backend, on_event: Emit) -> None:
@@ -296,6 +325,7 @@ def _result(bed: Bed, result: SessionResult, table: TunedTable) -> SweepResult:
         removed=result.removed,
         backend=bed.backend.name,
         stopped_early=result.stopped_early,
+        kept=tuple(tokens for tokens in table.entries if tokens not in result.entries),
     )
 
 

@@ -149,7 +149,11 @@ def closing_lines(result: SweepResult) -> list[str]:
     failed = ", ".join(f"{count} {kind}" for kind, count in Counter(result.failures).most_common())
     lines = [f"{result.trials} trials" + (f", dropped: {failed}" if failed else "") + f", kept in {result.store_path}"]
     if result.stopped_early:
-        lines.append("The budget ended the search early; the same command continues from the store.")
+        onwards = "the same command continues from the store" if result.backend == "cuda" else "give it more seconds"
+        lines.append(f"The budget ended the search early; {onwards}.")
+    if result.kept:
+        counts = ", ".join(map(str, result.kept))
+        lines.append(f"Kept from an earlier sweep with the same kernels, versions and GPU: {counts} tokens.")
     if result.backend != "cuda":
         lines.append(
             f"No GPU was used: these are recorded trials of the {result.table.device.name} (backend {result.backend})."

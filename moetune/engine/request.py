@@ -45,7 +45,11 @@ class SweepRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """What a sweep left. ``failures`` and ``removed`` count trials that failed and configs that cannot run, by reason."""
+    """What a sweep left.
+
+    ``failures`` and ``removed`` count trials that failed and configs that cannot run, by reason; ``kept`` are the token
+    counts of the table that an earlier sweep measured.
+    """
 
     table_path: Path
     table: TunedTable
@@ -55,3 +59,4 @@ class SweepResult:
     removed: Counter[str]
     backend: str
     stopped_early: bool
+    kept: tuple[int, ...] = ()

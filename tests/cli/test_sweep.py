@@ -147,10 +147,12 @@ def test_the_closing_lines_say_what_was_left_undone():
         stopped_early=True,
         backend="cuda",
         table_path=Path("t.json"),
+        kept=(1, 64),
     )
     assert closing_lines(result) == [  # pyright: ignore[reportArgumentType]
         "120 trials, dropped: 30 slow, 1 wrong, kept in s.sqlite",
         "The budget ended the search early; the same command continues from the store.",
+        "Kept from an earlier sweep with the same kernels, versions and GPU: 1, 64 tokens.",
         "table: t.json",
     ]
 

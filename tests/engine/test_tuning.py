@@ -104,6 +104,48 @@ def test_the_same_command_continues_where_a_stopped_sweep_was(fake_backend, tmp_
     assert third.calls["time_layers"] >= 2 * len(TOKENS)  # finals and the default are timed in the run that writes
 
 
+def test_a_sweep_of_few_token_counts_keeps_the_entries_of_the_others(fake_backend, tmp_path):
+    whole = sweep_on(fake_backend(), tmp_path)
+    result = sweep_on(fake_backend(), tmp_path, tokens=(8, 16))
+    read = TunedTable.parse(result.table_path.read_bytes(), "the table")
+    assert tuple(read.entries) == (1, 8, 16, 64, 512, 4096)
+    assert read.entries[4096].median_us == whole.table.entries[4096].median_us
+    assert [entry.serves for entry in read.entries.values()][1:4] == [(3, 11), (12, 32), (33, 181)]
+    assert (result.kept, whole.kept) == ((1, 64, 512, 4096), ())
+
+
+def test_a_sweep_that_is_stopped_early_leaves_what_an_earlier_one_measured(fake_backend, tmp_path):
+    whole = sweep_on(fake_backend(), tmp_path)
+
+    def stop(tokens):
+        if tokens == 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep_on(fake_backend(open=stop), tmp_path, fresh=True)
+    assert set(TunedTable.parse(whole.table_path.read_bytes(), "the table").entries) == set(TOKENS)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"triton": "3.7.0"}, {"driver": "590.1"}, {"kernels_sha256": "1" * 64}], ids=lambda one: next(iter(one))
+)
+def test_entries_of_other_kernels_or_versions_are_not_kept(fake_backend, tmp_path, changed):
+    sweep_on(fake_backend(), tmp_path)
+    backend = fake_backend()
+    bed = replace(bed_of(backend, tmp_path), provenance=replace(provenance_of(backend), **changed))
+    result = run_on(bed, SweepRequest(shape=SHAPE, tokens=(8,)), Budget(None), lambda _: None)
+    assert tuple(result.table.entries) == (8,)
+
+
+def test_a_token_count_that_fails_now_is_not_kept(fake_backend, tmp_path):
+    from moetune.outcome import Failed, FailureKind
+
+    sweep_on(fake_backend(), tmp_path)
+    backend = fake_backend(open=lambda tokens: Failed(FailureKind.RESOURCES, "no room") if tokens == 64 else None)
+    result = sweep_on(backend, tmp_path, tokens=(8, 64))
+    assert tuple(result.table.entries) == (1, 8, 512, 4096)
+
+
 def test_fresh_measures_everything_again(fake_backend, tmp_path):
     sweep_on(fake_backend(), tmp_path)
     again = fake_backend()
