@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -249,9 +250,17 @@ def check_counters() -> Finding:
 
 def check_tables() -> Finding:
     """Count the tables on each folder of the runtime's search path."""
+    from moetune_kernels.errors import TableError
     from moetune_kernels.paths import search_dirs
+    from moetune_kernels.table_file import json_files
 
-    found = [f"{len(list(folder.rglob('*.json')))} in {folder}" for folder in search_dirs() if folder.is_dir()]
+    found: list[str] = []
+    for folder in search_dirs():
+        try:
+            count = len(json_files(folder))
+        except TableError as error:
+            return Finding("tables", State.NOTE, str(error), (f"chmod -R u+rX {shlex.quote(str(folder))}",))
+        found += [f"{count} in {folder}"] if count else []
     if not found:
         return Finding("tables", State.NOTE, "none; plans come from the heuristic", ("moetune sweep",))
     return Finding("tables", State.FINE, ", ".join(found))

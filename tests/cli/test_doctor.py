@@ -14,6 +14,7 @@ from moetune.cli import main
 from moetune.doctor import Finding, State
 from moetune.measure.ncu import Blocked
 from moetune_kernels.device import TARGETS
+from moetune_kernels.errors import TableError
 
 GIB = 1 << 30
 
@@ -165,3 +166,15 @@ def test_a_driver_with_a_gpu_that_torch_cannot_use_is_explained(monkeypatch):
     found = doctor.check_gpu()
     assert found.state is State.PROBLEM
     assert "13.0" in found.fixes[0]
+
+
+def test_a_folder_of_tables_that_cannot_be_read_is_not_a_folder_without_tables(monkeypatch, tmp_path):
+    def locked(folder):
+        raise TableError(f"{folder}: cannot be listed (Permission denied); mend its permissions")
+
+    monkeypatch.setattr("moetune_kernels.paths.search_dirs", lambda: (tmp_path,))
+    monkeypatch.setattr("moetune_kernels.table_file.json_files", locked)
+    found = doctor.check_tables()
+    assert found.state is State.NOTE
+    assert "cannot be listed" in found.text
+    assert found.fixes == (f"chmod -R u+rX {tmp_path}",)
