@@ -84,6 +84,7 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
     table = _empty_table(bed, request)
     with Store(bed.store_path) as store:
         known = _known(store, bed, request)
+        store.forget_replays(bed.provenance)
         run = store.begin(bed.provenance, request.command)
         on_event(
             SweepStarted(

@@ -105,6 +105,13 @@ class Store:
         )
         return Run(run, self._execute)
 
+    def forget_replays(self, provenance: Provenance) -> None:
+        """Drop the trials of earlier replays of a recording: the next one writes the same again. Measured ones stay."""
+        self._execute(
+            "DELETE FROM trials WHERE run IN (SELECT id FROM runs WHERE provenance = ? AND backend = 'replay')",
+            provenance.key,
+        )
+
     def known(self, provenance: Provenance) -> dict[TrialKey, Trial]:
         """Return what runs of equal provenance leave to be spared: the latest screening of every choice.
 

@@ -114,6 +114,18 @@ def test_the_latest_screening_of_a_choice_counts(path):
         assert store.trials(provenance())[0] == wrong
 
 
+def test_replays_of_one_recording_do_not_pile_up_and_cost_no_measured_trial(path):
+    fill(path, provenance())
+    for _ in range(3):
+        with Store(path) as store:
+            store.forget_replays(provenance(backend="replay"))
+            store.forget_replays(provenance())
+        fill(path, provenance(backend="replay"))
+    with Store(path) as store:
+        assert [row.trial for row in store.rows(SHAPE, backend="replay")] == list(TRIALS)
+        assert [row.trial for row in store.rows(SHAPE)] == list(TRIALS)
+
+
 def test_every_row_is_safe_the_moment_it_is_written(path):
     with Store(path) as store:
         store.begin(provenance(), "moetune sweep").record(TRIALS[0])
