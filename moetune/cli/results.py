@@ -19,8 +19,9 @@ _TIMED = {
     "replay": "us: the whole layer as recorded, else the sum of its recorded kernels",
 }
 _FIGURES = """\
-bound: share of the physical bound reached; figures: c hardware counter, e CUDA
-events, s static (code over time), a analytical, p sum of parts, - unavailable
+bound: share of the physical bound reached, which takes a copy's rate: weights
+that are only read can pass 100%; figures: c hardware counter, e CUDA events,
+s static (code over time), a analytical, p sum of parts, - unavailable
 tiles: rows x columns of gate-up, then down; g gather, t tma, p tma_permute"""
 _MARKS = {source.value: letter for source, letter in LETTERS.items()}
 

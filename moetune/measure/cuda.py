@@ -22,6 +22,7 @@ from moetune.measure.inputs import (
     kernel_truth,
     make_rows,
     make_weights,
+    rows_seed,
     token_bytes,
     weights_bytes,
     why_no_room,
@@ -149,7 +150,7 @@ class CudaBackend:
         no_room = why_no_room(token_bytes(self._shape, tokens), what, self._device)
         if no_room is not None:
             return no_room
-        seed = self._seed * 1_000_033 + tokens
+        seed = rows_seed(self._seed, tokens)
         truth = kernel_truth(self._shape, weights, make_rows(self._shape, tokens, self._device, seed))
         self._open = OpenCount(self._shape, weights, truth, seed)
         finish()

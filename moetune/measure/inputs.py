@@ -120,6 +120,11 @@ def make_weights(shape: MoEShape, device: torch.device, seed: int) -> ExpertWeig
     return ExpertWeights(w13, w2)
 
 
+def rows_seed(seed: int, tokens: int) -> int:
+    """Return the seed of the rows of one token count: whoever times and whoever counts launches must route alike."""
+    return seed * 1_000_033 + tokens
+
+
 def make_rows(shape: MoEShape, tokens: int, device: torch.device, seed: int) -> Rows:
     """Make x and logits; normal logits route uniformly at random."""
     generator = torch.Generator(device).manual_seed(seed)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moetune_kernels.plan import LayerPlan
     from moetune_kernels.shape import MoEShape
 
-SEED = 20_240  # any number, the same in the process that times and in the one that counts
+SEED = 0  # a sweep's own, so that counted launches route the very rows that were timed
 
 
 class Part(Enum):
@@ -79,7 +79,7 @@ def layer_parts(shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWe
     """
     import torch
 
-    from moetune.measure.inputs import make_rows
+    from moetune.measure.inputs import make_rows, rows_seed
     from moetune_kernels.combine.launch import combine_calls
     from moetune_kernels.down.launch import DownOperands, down_calls
     from moetune_kernels.fused_moe.routing import routing_calls
@@ -88,7 +88,7 @@ def layer_parts(shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWe
     from moetune_kernels.permute.order import SlotOrder
 
     device, experts = weights.w2.device, shape.local_experts
-    rows = make_rows(shape, tokens, device, SEED + tokens)
+    rows = make_rows(shape, tokens, device, rows_seed(SEED, tokens))
     topk_weights = torch.empty((tokens, shape.top_k), dtype=torch.float32, device=device)
     topk_ids = torch.empty((tokens, shape.top_k), dtype=torch.int32, device=device)
     order = SlotOrder.empty(topk_ids.numel(), experts, plan.block_m, device)
