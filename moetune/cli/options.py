@@ -39,9 +39,23 @@ def given_path(text: str | Path) -> Path:
     return Path(os.path.expanduser(text)) if str(text).startswith("~/") else Path(text)  # noqa: PTH111 - never raises
 
 
-def command_line() -> str:
-    """Return the command that is running, to be run again; bytes that are no text are written out."""
-    return os.fsencode(shlex.join(["moetune", *sys.argv[1:]])).decode("utf-8", "backslashreplace")
+LOCAL_OPTIONS = ("--out", "--store", "--record")
+
+
+def command_line(leave_out: tuple[str, ...] = ()) -> str:
+    """Return the command that is running, to be run again; bytes that are no text are written out.
+
+    Args:
+        leave_out: options that go with their values: a table that others load has no use for its maker's paths.
+    """
+    kept: list[str] = []
+    arguments = iter(sys.argv[1:])
+    for argument in arguments:
+        if argument in leave_out:
+            next(arguments, None)
+        elif not argument.startswith(tuple(f"{name}=" for name in leave_out)):
+            kept.append(argument)
+    return os.fsencode(shlex.join(["moetune", *kept])).decode("utf-8", "backslashreplace")
 
 
 ModelOpt = Annotated[

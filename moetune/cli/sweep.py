@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moetune.cli.options import (
+    LOCAL_OPTIONS,
     SWEEP_TOKENS,
     ConfigOpt,
     DeviceOpt,
@@ -125,7 +126,7 @@ def sweep(
         fresh=fresh,
         model=layer.name,
         seed=0,
-        command=command_line(),
+        command=command_line(leave_out=LOCAL_OPTIONS),
         record=output_file(record, "--record"),
     )
 

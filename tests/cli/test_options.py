@@ -103,3 +103,9 @@ def test_the_home_folder_in_a_variable_is_expanded(monkeypatch, tmp_path):
 def test_the_command_of_a_table_is_text_whatever_bytes_a_path_has(monkeypatch):
     monkeypatch.setattr("sys.argv", ["moetune", "sweep", "--out", "h\udcc3\udcbc\udcff"])
     assert options.command_line() == "moetune sweep --out 'h\u00fc\\xff'"
+
+
+def test_a_command_for_others_names_none_of_its_makers_paths(monkeypatch):
+    typed = ["x", "sweep", "--model", "a", "--out", "/home/me", "--store=/tmp/s", "--budget", "9", "--record", "r.xz"]
+    monkeypatch.setattr("sys.argv", typed)
+    assert options.command_line(leave_out=options.LOCAL_OPTIONS) == "moetune sweep --model a --budget 9"
