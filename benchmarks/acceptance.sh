@@ -25,8 +25,13 @@ step() { # name, seconds at most, command...
 
 model() { [ "$1" = default ] || echo "--model $1"; }
 
+# Tests that read counters, clocks or free memory must have the GPU to themselves; the others share it where xdist is there.
 tests() {
-  step tests 500 "$python" -m pytest tests/gpu -q -p no:cacheprovider
+  local alone=(tests/gpu/test_profile.py tests/gpu/test_cuda_backend.py tests/gpu/test_sweep_memory.py)
+  local parallel=()
+  "$python" -c 'import xdist' 2>/dev/null && parallel=(-n 6 -p no:benchmark)
+  step tests-shared 400 "$python" -m pytest tests/gpu -q -p no:cacheprovider "${parallel[@]}" "${alone[@]/#/--ignore=}"
+  step tests-alone 400 "$python" -m pytest "${alone[@]}" -q -p no:cacheprovider
 }
 
 sweeps() {
