@@ -12,6 +12,8 @@ shift
 steps=("${@:-tests sweeps served profile report peers}")
 python=${PYTHON:-python3}
 export PYTHONPATH=.:kernels${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+  { echo "acceptance.sh: $python's torch sees no CUDA GPU; run it on a GPU machine" >&2; exit 3; }
 layers=(default qwen3-30b-a3b mixtral-8x7b)
 failed=0
 
