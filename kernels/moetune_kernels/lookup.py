@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from moetune_kernels.device import DeviceInfo, current_device, device_info
 from moetune_kernels.device_match import is_relative, is_same_device
@@ -24,11 +25,28 @@ from moetune_kernels.paths import CONFIG_DIR_VARIABLE, search_dirs
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.serving_log import LOGGER, forget, is_debugging, warn_once
 from moetune_kernels.shape import MAX_TOKENS, MoEShape
-from moetune_kernels.table import Entry, TunedTable
+from moetune_kernels.table import Entry, TunedTable, span_text
 from moetune_kernels.table_file import Found, is_folder, read_table, scan, table_path
 
 ALLOW_UNMEASURED_VARIABLE = "MOETUNE_ALLOW_UNMEASURED"
 TABLE, RELATIVE, HEURISTIC = "table", "relative", "heuristic"
+
+
+class CudaDevice(Protocol):
+    """What a ``torch.device`` of a GPU looks like; torch itself is not loaded here."""
+
+    @property
+    def type(self) -> str:
+        """``cuda``; nothing else is served."""
+        ...
+
+    @property
+    def index(self) -> int | None:
+        """Which one, None for torch's current device."""
+        ...
+
+
+AnyDevice = DeviceInfo | CudaDevice | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +73,29 @@ class _Held:
     source: str
 
 
-def best_plan(shape: MoEShape, tokens: int, device: DeviceInfo | int | None = None) -> Resolved:
+def best_plan(shape: MoEShape, tokens: int, device: AnyDevice = None) -> Resolved:
     """Return the plan that serves ``tokens`` of ``shape``; never fails for a table. Microseconds when warm.
+
+    What is returned has ``.plan`` (give it to ``fused_moe``), ``.source`` (``table``, ``relative`` or ``heuristic``),
+    ``.path`` and ``.entry_tokens`` (the table's file and the entry in it, None for the heuristic), and ``.why`` (a
+    sentence for people).
 
     Args:
         shape: the layer as this rank sees it.
         tokens: T, from 0 to 131,072.
-        device: a device, a CUDA index, or None for torch's current device.
+        device: a DeviceInfo, a ``torch.device`` of type cuda, a CUDA index, or None for torch's current device.
 
     Raises:
         UnsupportedDeviceError: no such CUDA device.
         UnsupportedConfigError: no kernel runs this weight format or device at all.
         ShapeError: ``shape`` is no MoEShape, or ``tokens`` is no whole number in that range.
+
+    >>> from moetune_kernels.device import TARGETS
+    >>> found = best_plan(MoEShape(hidden=512, inter=256, local_experts=8, top_k=2), 16, TARGETS["sm_90"])
+    >>> found.source, found.path, found.entry_tokens, found.plan.block_m
+    ('heuristic', None, None, 16)
+    >>> found.why
+    'default plan, because no table was found'
     """
     if not isinstance(shape, MoEShape):  # pyright: ignore[reportUnnecessaryIsInstance] - says so instead of failing later
         raise ShapeError(f"shape must be a MoEShape, got {shown(shape)}")
@@ -76,7 +105,7 @@ def best_plan(shape: MoEShape, tokens: int, device: DeviceInfo | int | None = No
     return _resolve(shape, shape.experts, tokens, _info(device))
 
 
-def find_table(shape: MoEShape, device: DeviceInfo | int | None = None) -> tuple[TunedTable, str] | None:
+def find_table(shape: MoEShape, device: AnyDevice = None) -> tuple[TunedTable, str] | None:
     """Return the first table that answers for ``shape`` on ``device``, and its path; None where there is none."""
     held = _tables(shape, _info(device))
     return (held[0].table, held[0].path) if held else None
@@ -95,14 +124,17 @@ def reload() -> None:
     forget()
 
 
-def _info(device: DeviceInfo | int | None) -> DeviceInfo:
-    if device is None:
-        return current_device()
+def _info(device: AnyDevice) -> DeviceInfo:
     if isinstance(device, DeviceInfo):
         return device
-    if type(device) is not int:
-        raise UnsupportedDeviceError(f"device must be a DeviceInfo, a CUDA index or None, got {shown(device)}")
-    return device_info(device)
+    index = getattr(device, "index", None) if getattr(device, "type", None) == "cuda" else device
+    if index is None:
+        return current_device()
+    if type(index) is not int:
+        raise UnsupportedDeviceError(
+            f"device must be a DeviceInfo, a CUDA torch.device, a CUDA index or None, got {shown(device)}"
+        )
+    return device_info(index)
 
 
 @lru_cache(maxsize=4096)
@@ -122,8 +154,9 @@ def _resolve(shape: MoEShape, experts: int | None, tokens: int, device: DeviceIn
 
 def _why_entry(entry: Entry, held: _Held, tokens: int) -> str:
     low, high = entry.serves
-    reach = f"serves {low} to {high}" if tokens <= high else f"is the last and serves up to {2 * entry.tokens}"
-    return f"{held.source} {held.path}, whose entry {entry.tokens} {reach} tokens"
+    reach = span_text(low, high) if tokens <= high else f"up to {2 * entry.tokens} tokens"
+    last = "" if tokens <= high else "is the last and "
+    return f"{held.source} {held.path}, whose entry {entry.tokens} {last}serves {reach}"
 
 
 @lru_cache(maxsize=256)

@@ -171,6 +171,7 @@ class TunedTable:
         Raises:
             TableError: the bytes are no table, or its header is wrong.
         """
+        _need_bytes(data, where)
         with _blamed_on(where):
             document = _document(data)
             key = _key(document)
@@ -198,6 +199,7 @@ class TableKey:
 
 def parse_key(data: bytes, where: str) -> TableKey:
     """Parse only what the lookup compares; raises TableError as :meth:`TunedTable.parse` does."""
+    _need_bytes(data, where)
     with _blamed_on(where):
         return _key(_document(data))
 
@@ -217,6 +219,23 @@ def serve_ranges(tokens: Iterable[int]) -> dict[int, tuple[int, int]]:
     return dict(zip(ladder, zip(bottoms, tops, strict=True), strict=True))
 
 
+def span_text(low: int, high: int) -> str:
+    """Return a range of token counts in words.
+
+    >>> span_text(12, 19), span_text(1, 1)
+    ('12 to 19 tokens', '1 token')
+    """
+    if low < high:
+        return f"{low} to {high} tokens"
+    return f"{low} token" if low == 1 else f"{low} tokens"
+
+
+def _need_bytes(data: Any, where: str) -> None:
+    """Refuse what is no file's content: the caller's mistake, which no new sweep mends."""
+    if not isinstance(data, bytes):
+        raise TableError(f"{where}: must be given as bytes, got {type(data).__name__}; pass `path.read_bytes()`")
+
+
 @contextmanager
 def _blamed_on(where: str) -> Generator[None]:
     """Turn whatever parsing raises into one TableError that names the file and the fix."""
@@ -229,8 +248,6 @@ def _blamed_on(where: str) -> Generator[None]:
 
 
 def _document(data: bytes) -> dict[str, Any]:
-    if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - says so instead of failing later
-        raise TableError(f"must be given as bytes, got {type(data).__name__}")
     if len(data) > MAX_TABLE_BYTES:
         raise TableError(f"holds {len(data):,} B, a table at most {MAX_TABLE_BYTES:,} B")
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moetune_kernels.errors import TableError
 from moetune_kernels.lookup import ALLOW_UNMEASURED_VARIABLE, is_of_these_kernels
-from moetune_kernels.table import REACH, TunedTable
+from moetune_kernels.table import REACH, TunedTable, span_text
 from moetune_kernels.table_file import json_files, read_table, table_path
 
 MAX_STEP = (
@@ -74,7 +74,8 @@ def _gaps(table: TunedTable) -> Iterator[str]:
         if upper.serves[0] <= lower.serves[1]:
             yield f"entries {lower.tokens} and {upper.tokens} both serve {upper.serves[0]} tokens; correct their ranges"
         elif upper.serves[0] > lower.serves[1] + 1:
-            yield f"no entry serves {lower.serves[1] + 1} to {upper.serves[0] - 1} tokens; correct the neighbours' ranges"
+            hole = span_text(lower.serves[1] + 1, upper.serves[0] - 1)
+            yield f"no entry serves {hole}; correct the neighbours' ranges"
 
 
 def _claims(table: TunedTable) -> Iterator[str]:

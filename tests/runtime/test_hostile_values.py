@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moetune_kernels import lookup
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.device import TARGETS, DeviceInfo, device_info
 from moetune_kernels.errors import MoetuneError, ShapeError, TableError, UnsupportedConfigError, UnsupportedDeviceError
@@ -66,6 +67,21 @@ def test_the_lookup_takes_whole_token_counts_and_real_devices(folders, name):
         best_plan(SHAPE, 1, VALUES[name])
     with pytest.raises(ShapeError, match="shape must be a MoEShape"):
         best_plan(VALUES[name], 1, H200)
+
+
+def test_a_torch_device_names_the_gpu_that_it_is(folders, monkeypatch):
+    import torch
+
+    del folders
+    asked = []
+    monkeypatch.setattr(lookup, "device_info", lambda index: asked.append(index) or H200)
+    monkeypatch.setattr(lookup, "current_device", lambda: asked.append("current") or H200)
+    for device in (torch.device("cuda", 1), torch.device("cuda")):
+        assert best_plan(SHAPE, 16, device) == best_plan(SHAPE, 16, H200)
+    assert asked == [1, "current"]
+    for device in (torch.device("cpu"), torch.device("meta", 0), "cuda"):
+        with pytest.raises(UnsupportedDeviceError, match=r"a CUDA torch\.device, a CUDA index or None, got"):
+            best_plan(SHAPE, 16, device)
 
 
 def test_more_tokens_than_one_call_takes_are_refused(folders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import time
 from dataclasses import replace
@@ -48,6 +49,11 @@ def test_without_a_table_the_default_plan_serves_and_says_so(folders, shape, h20
     assert (resolved.source, resolved.path, resolved.entry_tokens) == ("heuristic", None, None)
     assert find_table(shape, h200) is None
     assert warnings() == []
+
+
+def test_the_example_of_the_lookup_is_what_it_answers(folders):
+    found = doctest.DocTestFinder(recurse=False).find(best_plan, "best_plan", globs=dict(vars(lookup)))
+    assert doctest.DocTestRunner().run(found[0]).failed == 0
 
 
 def test_beyond_the_ladder_the_default_plan_serves(folders, put, make_table, shape, h200):

@@ -30,6 +30,12 @@ def test_each_entry_is_named_once_with_table_plan_and_reason(
     assert all(shape.key in line for line in lines)
 
 
+def test_an_entry_of_one_token_count_is_not_called_a_range(folders, put, make_table, shape, h200):
+    put(folders["user"], make_table((1, 2, 4)))
+    said = [best_plan(shape, tokens, h200).why.partition(", ")[2] for tokens in (1, 4)]
+    assert said == ["whose entry 1 serves 1 token", "whose entry 4 serves 3 to 8 tokens"]
+
+
 def test_a_miss_says_what_was_searched_and_what_is_near(folders, put, make_table, shape, h200, monkeypatch, capsys):
     put(folders["shipped"], make_table())
     monkeypatch.setenv("MOETUNE_DEBUG", "1")

@@ -184,6 +184,14 @@ BAD_BYTES = {
 }
 
 
+def test_text_instead_of_bytes_is_answered_with_the_call_to_make():
+    for parse in (TunedTable.parse, parse_key):
+        with pytest.raises(
+            TableError, match=r"^a\.json: must be given as bytes, got str; pass `path\.read_bytes\(\)`$"
+        ):
+            parse("{}", "a.json")
+
+
 @pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES)
 def test_bytes_that_are_no_table_are_one_clear_error(data):
     for parse in (TunedTable.parse, parse_key):
