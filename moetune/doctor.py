@@ -15,7 +15,7 @@ import subprocess
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -52,12 +52,12 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     live: bool
-    replay: bool
+    replays: tuple[str, ...]  # the commands that replay a recording; none where torch has a GPU
 
     @property
     def can_sweep(self) -> bool:
         """Whether ``moetune sweep`` could run: on the GPU, or on recorded trials."""
-        return self.live or self.replay
+        return self.live or bool(self.replays)
 
 
 def examine() -> Diagnosis:
@@ -76,7 +76,8 @@ def examine() -> Diagnosis:
     gpu = torch_has_gpu()
     live = gpu and all(finding.state is not State.PROBLEM for finding in needed)
     # Where torch has a GPU a sweep runs live or not at all; recorded trials stand in only where it has none.
-    return Diagnosis((*needed, *others), live=live, replay=not gpu and recordings.state is State.FINE)
+    replays = replays_here() if not gpu and recordings.state is State.FINE else ()
+    return Diagnosis((*needed, *others), live=live, replays=replays)
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
@@ -144,7 +145,9 @@ def check_gpu() -> Finding:
     if usable:
         return usable_gpu(device_info(0), free_bytes=torch.cuda.mem_get_info(0)[0])
     if not driver_sees_a_gpu():
-        return Finding("GPU", State.NOTE, "none here; `moetune sweep` replays recorded trials")
+        commands = " and ".join(f"`{command}`" for command in replays_here())
+        instead = f"; replay recorded trials with {commands}" if commands else ", and no recorded trials to replay"
+        return Finding("GPU", State.NOTE, f"none here{instead}")
     if torch.version.cuda is None and torch.version.hip is None:
         fix = ("pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130",)
         return Finding("GPU", State.PROBLEM, f"torch {torch.__version__} is built without CUDA", fix)
@@ -278,12 +281,20 @@ def check_recordings() -> Finding:
     return Finding("recordings", State.FINE, ", ".join(shapes))
 
 
-def what_works_without_a_gpu() -> tuple[str, ...]:
-    """Return the commands that need no GPU, one line each."""
-    return (
-        "moetune sweep                   replays recorded trials (backend replay) into ./moetune-replay/",
-        f"moetune sweep --target sm_90    compiles for real, also for {', '.join(name for name in TARGETS if name != 'sm_90')}",
-        "moetune profile --target sm_90  the analytical page",
-        "moetune report                  plots and a page from tables and trials",
-        "moetune check                   validates tables",
-    )
+def replays_here() -> tuple[str, ...]:
+    """Return the commands that replay the recordings of this installation."""
+    from moetune.store import replay_commands
+
+    return replay_commands()
+
+
+def what_works_without_a_gpu(replays: Sequence[str]) -> tuple[str, ...]:
+    """Return the commands that need no GPU, one line each, those of ``replays`` first."""
+    works = dict.fromkeys(replays, "replays recorded trials (backend replay) into ./moetune-replay/") | {
+        "moetune sweep --target sm_90": f"compiles for real, also for {', '.join(name for name in TARGETS if name != 'sm_90')}",
+        "moetune profile --target sm_90": "the analytical page",
+        "moetune report": "plots and a page from tables and trials",
+        "moetune check": "validates tables",
+    }
+    width = max(map(len, works))
+    return tuple(f"{command:<{width}}  {what}" for command, what in works.items())

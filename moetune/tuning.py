@@ -28,9 +28,9 @@ from moetune.store import (
     Store,
     default_store_path,
     load_recording,
+    replay_commands,
     save_recording,
     shipped_recording,
-    shipped_shapes,
 )
 from moetune.strategies import STRATEGIES
 from moetune.tables.writer import write_table
@@ -219,10 +219,11 @@ def _replay_bed(request: SweepRequest) -> Bed:
         raise MissingError("no CUDA GPU here, so there is nothing new to record; run --record on a GPU machine")
     found = shipped_recording(request.shape)
     if found is None:
-        known = ", ".join(shipped_shapes()) or "none"
+        known = " or ".join(f"`{command}`" for command in replay_commands())
+        instead = f"replay a recorded layer with {known}, " if known else ""
         raise MissingError(
-            f"no CUDA GPU here, and no recorded trials of {request.shape.key} to replay (shipped: {known}); run on a GPU "
-            "machine, sweep one of those shapes, or compile for a named GPU with `moetune sweep --target sm_90`"
+            f"no CUDA GPU here, and no recorded trials of {request.shape.key} to replay; {instead}run on a GPU machine, "
+            "or compile for a named GPU with `moetune sweep --target sm_90`"
         )
     out_dir = request.out_dir or REPLAY_DIRECTORY
     _refuse_real_tables(out_dir)

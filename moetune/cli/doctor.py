@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moetune.cli.output import out
@@ -25,11 +26,16 @@ def doctor() -> None:
         _show(finding)
     if not diagnosis.live:
         out.result("Without a GPU these work:")
-        for line in what_works_without_a_gpu():
+        for line in what_works_without_a_gpu(diagnosis.replays):
             out.result(f"  {line}")
     if not diagnosis.can_sweep:
         raise MissingError("no sweep can run here: no GPU that works and no recorded trials; the fixes stand above")
-    out.result("A sweep can run here, on the GPU." if diagnosis.live else "A sweep can run here, on recorded trials.")
+    out.result("A sweep can run here, on the GPU." if diagnosis.live else _replay_verdict(diagnosis.replays))
+
+
+def _replay_verdict(replays: Sequence[str]) -> str:
+    commands = " and ".join(f"`{command}`" for command in replays)
+    return f"A sweep of a recorded layer can run here, on its recorded trials: {commands}."
 
 
 def _show(finding: Finding) -> None:

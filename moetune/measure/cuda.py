@@ -61,7 +61,7 @@ class CudaBackend:
 
     def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0, workers: int | None = None) -> None:
         if not torch.cuda.is_available():
-            raise MissingError("no CUDA GPU in this machine; `moetune sweep` replays recorded trials without one")
+            raise MissingError("no CUDA GPU in this machine; `moetune doctor` says what works without one")
         self._info = device_info(device_index)
         self._shape, self._index, self._seed = shape, device_index, seed
         self._pool = CompilePool(workers=workers, preload=PRELOAD)  # first: it imports while this process goes on

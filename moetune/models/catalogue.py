@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.errors import UsageError
-from moetune_kernels.shape import WeightFormat
+from moetune_kernels.shape import MoEShape, WeightFormat
 
 HF_CONFIG = "a copy of the model's config.json from Hugging Face"
 HF_CLASS = "the defaults of the model's configuration class in transformers 5.24"
@@ -118,14 +118,28 @@ _MODELS = (
     Model(name="jamba-1.5-mini", hidden=4096, inter=14336, experts=16, top_k=2, source=HF_CLASS),
 )
 
+LIST_ALL = "list"  # no model's name: asking for it names them all
 CATALOGUE: Mapping[str, Model] = {model.name: model for model in _MODELS}
+
+
+def models_of(key: str) -> tuple[Model, ...]:
+    """Return the models whose layer, in bf16 and undivided, has this shape key.
+
+    >>> [model.name for model in models_of("e8_h4096_i14336_k2_bf16")]
+    ['mixtral-8x7b']
+    """
+    return tuple(model for model in _MODELS if _bf16_key(model) == key)
+
+
+def _bf16_key(model: Model) -> str:
+    return MoEShape(hidden=model.hidden, inter=model.inter, local_experts=model.experts, top_k=model.top_k).key
 
 
 def find_model(name: str) -> Model:
     """Return the catalogue's entry; case and a leading organisation (``Qwen/``) do not matter.
 
     Raises:
-        UsageError: the catalogue has no such model; the sentence names the nearest ones.
+        UsageError: the catalogue has no such model; the sentence names the nearest ones and how to see all of them.
 
     >>> find_model("Qwen/Qwen3-30B-A3B").inter
     768
@@ -133,6 +147,8 @@ def find_model(name: str) -> Model:
     key = name.rsplit("/", maxsplit=1)[-1].strip().lower()
     if key in CATALOGUE:
         return CATALOGUE[key]
-    near = difflib.get_close_matches(key, CATALOGUE, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(CATALOGUE)}"
+    near = [] if key == LIST_ALL else difflib.get_close_matches(key, CATALOGUE, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? `--model {LIST_ALL}` names all {len(CATALOGUE)}"
+    if not near:
+        hint = f"known are {', '.join(CATALOGUE)}"
     raise UsageError(f"no model {name[:80]!r}: {hint}; or give --config config.json, or the sizes by flags")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from moetune.errors import UsageError
-from moetune.models.catalogue import Model, find_model
+from moetune.models.catalogue import Model, find_model, models_of
 from moetune.models.config_json import LIMITS, read_config
 from moetune_kernels.shape import MoEShape, WeightFormat
 
 DEFAULT_SIZES = {"hidden": 4096, "inter": 14336, "experts": 64, "top_k": 2}
 MAX_RANKS = 1024
+_KEY = re.compile(r"e(?P<experts>\d+)_h(?P<hidden>\d+)_i(?P<inter>\d+)_k(?P<top_k>\d+)_(?P<format>[a-z0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,25 @@ def resolve_shape(request: ShapeRequest) -> ResolvedModel:
     )
     name = origin.name if all(origin.sizes.get(size) == sizes[size] for size in sizes) else None
     return ResolvedModel(shape, name, origin.notes + _router_notes(origin) + notes + ep_notes)
+
+
+def layer_options(key: str) -> str | None:
+    """Return the options that name the layer with this shape key, a model where one has it; None where none can.
+
+    The default layer needs no options.
+
+    >>> layer_options("e128_h2048_i768_k8_bf16"), layer_options("e8_h512_i256_k2_fp16")
+    ('--model qwen3-30b-a3b', '--hidden 512 --inter 256 --experts 8 --top-k 2 --format fp16')
+    """
+    if key == resolve_shape(ShapeRequest()).shape.key:
+        return ""
+    for model in models_of(key):
+        return f"--model {model.name}" + ("" if model.format is WeightFormat.BF16 else " --format bf16")
+    found = _KEY.fullmatch(key)
+    if found is None:
+        return None
+    sizes = " ".join(f"--{name.replace('_', '-')} {found[name]}" for name in DEFAULT_SIZES)
+    return sizes + ("" if found["format"] == WeightFormat.BF16.value else f" --format {found['format']}")
 
 
 def _origin(request: ShapeRequest) -> _Origin:

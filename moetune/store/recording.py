@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from moetune.models.resolve import layer_options
 from moetune.outcome import Trial
 from moetune.store.codec import MAX_TEXT, dump, load, trial_from_json, trial_to_json
 from moetune.store.errors import RecordingError
@@ -112,6 +113,12 @@ def shipped_recording(shape: MoEShape) -> Path | None:
 def shipped_shapes() -> list[str]:
     """Return the keys of the shapes that have a shipped recording."""
     return sorted(path.name.removesuffix(".jsonl.xz") for path in SHIPPED_DIRECTORY.glob("*.jsonl.xz"))
+
+
+def replay_commands() -> tuple[str, ...]:
+    """Return a ready command for each shipped recording: what a machine without a GPU can sweep."""
+    named = [layer_options(key) for key in shipped_shapes()]
+    return tuple(f"moetune sweep {options}".rstrip() for options in named if options is not None)
 
 
 def _header(recording: Recording) -> dict[str, Any]:

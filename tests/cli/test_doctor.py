@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import sysconfig
 from types import SimpleNamespace
@@ -21,6 +22,9 @@ GIB = 1 << 30
 
 def fine(name):
     return lambda: Finding(name, State.FINE, "well")
+
+
+real_check_gpu = doctor.check_gpu
 
 
 @pytest.fixture
@@ -51,15 +55,31 @@ def test_a_problem_shows_its_fix_and_stops_a_live_sweep(healthy, monkeypatch, ca
     assert "no sweep can run here" in printed.err
 
 
-def test_without_a_gpu_recorded_trials_make_it_a_success_and_what_works_is_said(healthy, monkeypatch, capsys):
+def test_without_a_gpu_the_commands_that_replay_are_named_and_make_it_a_success(healthy, recorded, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "torch_has_gpu", lambda: False)
-    monkeypatch.setattr(doctor, "check_gpu", lambda: Finding("GPU", State.NOTE, "none here"))
+    monkeypatch.setattr(doctor, "driver_sees_a_gpu", lambda: False)
+    monkeypatch.setattr(doctor, "check_gpu", real_check_gpu)
     assert main.run(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    assert "moetune sweep --target sm_90" in printed
-    assert printed.splitlines()[-1] == "A sweep can run here, on recorded trials."
+    lines = capsys.readouterr().out.splitlines()
+    command = " ".join(["moetune sweep", *recorded])
+    assert any(line.endswith(f"none here; replay recorded trials with `{command}`") for line in lines)
+    assert any(
+        line.split("  ")[1:3] == [command, "replays recorded trials (backend replay) into ./moetune-replay/"]
+        for line in lines
+    )
+    assert any(line.startswith("  moetune sweep --target sm_90  ") for line in lines)
+    assert lines[-1] == f"A sweep of a recorded layer can run here, on its recorded trials: `{command}`."
+    assert main.run([*shlex.split(command)[1:], "--tokens", "1"]) == 0
+    capsys.readouterr()
     monkeypatch.setattr(doctor, "check_recordings", lambda: Finding("recordings", State.NOTE, "none"))
     assert main.run(["doctor"]) == 3
+
+
+def test_a_gpu_that_cannot_be_used_is_not_told_to_replay(healthy, recorded, monkeypatch, capsys):
+    problem = Finding("C compiler", State.PROBLEM, "none found", ("apt-get install gcc",))
+    monkeypatch.setattr(doctor, "check_compiler", lambda: problem)
+    assert main.run(["doctor"]) == 3
+    assert "replay" not in capsys.readouterr().out
 
 
 def test_a_check_that_crashes_is_a_finding(healthy, monkeypatch, capsys):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from moetune.cli import main
+from moetune.cli.options import SWEEP_TOKENS
+from moetune.models.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text("utf-8")
@@ -24,7 +26,7 @@ def a_table(documented, capsys):
     """Put one tuned table where the user's own live and one where a checkout keeps the shipped ones."""
     from moetune_kernels.paths import user_tables_dir
 
-    assert main.run(["sweep", "--tokens", "1,16,256"]) == 0
+    assert main.run(["sweep", "--model", "qwen3-30b-a3b", "--tokens", "1,16,256"]) == 0
     table = Path(capsys.readouterr().out.splitlines()[-1].removeprefix("table: "))
     text = table.read_text("utf-8").replace('"backend": "replay"', '"backend": "cuda"')
     for folder in (user_tables_dir(), Path("tuned_configs")):
@@ -49,6 +51,17 @@ def test_an_example_runs(a_table, quick_compiler, capsys, example):
 
 def test_every_command_has_an_example():
     assert {shlex.split(example)[1] for example in EXAMPLES} == set(COMMANDS)
+
+
+def test_the_page_lists_the_catalogue_and_which_of_it_need_a_format():
+    words = " ".join(PAGE.split())
+    assert f"The catalogue: {', '.join(f'`{name}`' for name in CATALOGUE)}." in words
+    quantized = [name for name, model in CATALOGUE.items() if not model.format.is_dense16]
+    assert f"The checkpoints of {', '.join(f'`{name}`' for name in quantized)} hold" in words
+
+
+def test_the_page_gives_the_token_counts_as_they_are_typed():
+    assert f"| `--tokens LIST` | `{SWEEP_TOKENS}` |" in PAGE
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from moetune.errors import UsageError
-from moetune.models.catalogue import CATALOGUE, find_model
+from moetune.models.catalogue import CATALOGUE, find_model, models_of
 from moetune_kernels.shape import MoEShape
 
 
@@ -40,10 +40,21 @@ def test_a_hub_name_with_organisation_and_capitals_is_found():
 
 
 def test_a_misspelt_model_suggests_near_ones():
-    with pytest.raises(UsageError, match=r"did you mean .*mixtral-8x7b"):
+    with pytest.raises(UsageError, match=r"did you mean .*mixtral-8x7b.*`--model list` names all 24;"):
         find_model("mixtrl-8x7b")
 
 
 def test_a_name_like_no_model_lists_the_known_ones():
     with pytest.raises(UsageError, match=r"known are .*qwen3-30b-a3b.*--config"):
         find_model("zzzzzzzz\x1b[31m")
+
+
+def test_asking_for_the_list_names_every_model():
+    with pytest.raises(UsageError) as caught:
+        find_model("list")
+    assert ", ".join(CATALOGUE) in str(caught.value)
+
+
+def test_a_shape_key_leads_back_to_every_model_that_has_it():
+    assert [model.name for model in models_of("e256_h7168_i2048_k8_bf16")] == ["deepseek-v3"]
+    assert models_of("e8_h4096_i7168_k2_bf16") == ()  # mixtral-8x7b over two ranks is no whole model

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from moetune.errors import UsageError
-from moetune.models.resolve import ShapeRequest, resolve_shape
+from moetune.models.resolve import ShapeRequest, layer_options, resolve_shape
 from moetune_kernels.shape import WeightFormat
 
 
@@ -85,3 +85,17 @@ def test_a_quantized_checkpoint_is_never_tuned_as_bf16_in_silence():
     resolved = resolve_shape(ShapeRequest(model="deepseek-v3", format=WeightFormat.BF16))
     assert resolved.shape.key == "e256_h7168_i2048_k8_bf16"
     assert any("sigmoid" in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("e64_h4096_i14336_k2_bf16", ""),
+        ("e8_h4096_i14336_k2_bf16", "--model mixtral-8x7b"),
+        ("e32_h2880_i2880_k4_bf16", "--model gpt-oss-20b --format bf16"),
+        ("e8_h512_i256_k2_fp16", "--hidden 512 --inter 256 --experts 8 --top-k 2 --format fp16"),
+        ("e8_h512_i256_k2_bf16_odd", None),
+    ],
+)
+def test_a_shape_key_is_named_by_the_options_that_lead_to_it(key, options):
+    assert layer_options(key) == options
