@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +31,7 @@ from moetune.cli.options import (
     resolve,
 )
 from moetune.cli.output import out
+from moetune.cli.sweep_progress import how_many_ended
 from moetune.cli.target import compile_for_target
 from moetune.errors import UsageError
 from moetune.models.resolve import ShapeRequest
@@ -39,14 +39,15 @@ from moetune.models.resolve import ShapeRequest
 if TYPE_CHECKING:
     from moetune.tuning import SweepResult
 
+SHORT_LADDER = f"{SWEEP_TOKENS[:5]},...,{SWEEP_TOKENS.rpartition(',')[2]}"  # whole, it would fill the help page
 _SEARCH, _FILES = "How to search", "Files"
 
 TokensOpt = Annotated[
     str,
     typer.Option(
         metavar="LIST",
-        help="Token counts to tune, with commas between.",
-        show_default=SWEEP_TOKENS.replace(",", " "),  # wraps on the help page
+        help=f"Token counts to tune, with commas between; {SHORT_LADDER} by default.",
+        show_default=False,
         rich_help_panel=_SEARCH,
     ),
 ]
@@ -147,8 +148,8 @@ def run_sweep(**request: Any) -> None:
 
 def closing_lines(result: SweepResult) -> list[str]:
     """Return what stands under the results: where the table and the trials are, and what they are worth."""
-    failed = ", ".join(f"{count} {kind}" for kind, count in Counter(result.failures).most_common())
-    lines = [f"{result.trials} trials" + (f", dropped: {failed}" if failed else "") + f", kept in {result.store_path}"]
+    counted = ", ".join([f"{result.trials} trials", *how_many_ended(result.failures)])
+    lines = [f"{counted}, kept in {result.store_path}"]
     if result.stopped_early:
         onwards = "the same command continues from the store" if result.backend == "cuda" else "give it more seconds"
         lines.append(f"The budget ended the search early; {onwards}.")

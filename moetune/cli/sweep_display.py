@@ -21,6 +21,7 @@ from moetune.engine.events import (
     TokenFailed,
     Warned,
 )
+from moetune_kernels.table import span_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,7 +72,9 @@ class PlainLines:
             case TokenDone(entry=entry):
                 row = self._progress.rows[entry.tokens]
                 again = " again" if self._progress.phase == "second look" else ""
-                out.progress(f"{entry.tokens} tokens{again}: {row_text(row)} · {status_line(self._progress)}")
+                out.progress(
+                    f"{span_text(entry.tokens, entry.tokens)}{again}: {row_text(row)} · {status_line(self._progress)}"
+                )
             case _:
                 pass
 
@@ -95,7 +98,7 @@ def headline(event: Event) -> str | None:
         case SpaceReady(role=role, kept=kept, legal=legal, removed=removed):
             return f"{role.value}: {kept} candidates of {legal} that can run ({sum(removed.values())} cannot)"
         case TokenFailed(tokens=tokens, reason=reason):
-            return f"{tokens} tokens: no entry, {reason}"
+            return f"{span_text(tokens, tokens)}: no entry, {reason}"
         case CountersStarted(entries=entries):
             return f"reading hardware counters of {entries} winners"
         case Warned(text=text):

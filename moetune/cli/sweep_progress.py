@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from moetune.engine.events import (
@@ -18,7 +18,7 @@ from moetune.engine.events import (
     TokenStarted,
     TrialEnded,
 )
-from moetune.outcome import Failed, Subject, Trial
+from moetune.outcome import Failed, FailureKind, Subject, Trial
 from moetune_kernels.table import Entry
 
 SPEED_WINDOW_S, SPEED_LEAST_S = 10.0, 1.0
@@ -173,9 +173,20 @@ def status_line(progress: SweepProgress) -> str:
         parts.append(f"{speed:.1f} candidates/s" if speed < 100 else f"{speed:.0f} candidates/s")
     if progress.eta_s is not None:
         parts.append(f"ETA {clock_text(progress.eta_s)}")
-    if progress.failures:
-        parts.append("dropped: " + ", ".join(f"{count} {kind}" for kind, count in progress.failures.most_common()))
+    parts += how_many_ended(progress.failures)
     return " · ".join(parts)
+
+
+def how_many_ended(failures: Mapping[str, int]) -> list[str]:
+    """Return how many trials a recording did not hold, which is no failure of theirs, and how many were dropped and why.
+
+    >>> how_many_ended({"slow": 2, "unrecorded": 30, "wrong": 9})
+    ['30 not recorded', 'dropped: 9 wrong, 2 slow']
+    """
+    missing = failures.get(FailureKind.UNRECORDED.value, 0)
+    counts = Counter(failures).most_common()
+    dropped = [f"{count} {kind}" for kind, count in counts if kind != FailureKind.UNRECORDED.value]
+    return [f"{missing} not recorded"] * bool(missing) + ["dropped: " + ", ".join(dropped)] * bool(dropped)
 
 
 def clock_text(seconds: float) -> str:

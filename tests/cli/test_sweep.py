@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -125,6 +126,9 @@ def test_a_shape_without_a_recording_exits_with_3_and_the_ways_forward(recorded,
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "--target sm_90" in printed.err
+    command = " ".join(["moetune sweep", *recorded])
+    assert f"replay a recorded layer with `{command}`," in printed.err
+    assert main.run([*shlex.split(command)[1:], "--tokens", "1", "--out", "elsewhere"]) == 0
     assert not Path("moetune-replay").exists()
 
 
@@ -155,6 +159,27 @@ def test_the_closing_lines_say_what_was_left_undone():
         "Kept from an earlier sweep with the same kernels, versions and GPU: 1, 64 tokens.",
         "table: t.json",
     ]
+
+
+def test_what_a_recording_lacks_is_counted_apart_from_what_was_dropped():
+    from moetune.cli.sweep import closing_lines
+
+    result = SimpleNamespace(
+        trials=1000,
+        failures=Counter(unrecorded=842, slow=30),
+        store_path=Path("s.sqlite"),
+        stopped_early=False,
+        backend="cuda",
+        table_path=Path("t.json"),
+        kept=(),
+    )
+    counted = closing_lines(result)[0]  # pyright: ignore[reportArgumentType]
+    assert counted == "1000 trials, 842 not recorded, dropped: 30 slow, kept in s.sqlite"
+
+
+def test_the_help_page_shows_token_counts_as_they_are_typed(capsys):
+    main.run(["sweep", "--help"])
+    assert "1,2,4,...,16384" in capsys.readouterr().out
 
 
 def test_a_target_prints_what_the_compiler_says_of_each_candidate(monkeypatch, capsys):

@@ -168,6 +168,8 @@ def test_failures_are_counted_by_kind(progress):
     progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.SLOW, "9x")))
     progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.SLOW, "4x")))
     assert "dropped: 2 slow, 1 wrong" in status_line(progress)
+    progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.UNRECORDED, "no trial of this choice")))
+    assert "1 not recorded · dropped: 2 slow, 1 wrong" in status_line(progress)
 
 
 def test_the_best_so_far_is_kernels_then_layer_then_entry(progress):
@@ -266,7 +268,7 @@ def test_plain_lines_of_a_long_sweep_tell_each_thing_once(capsys, clock):
         "compiling 0/40",
         "compiling 20/40 · 2.0 candidates/s · ETA 0:10",
         "compiling 40/40 · 2.1 candidates/s",
-        "1 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound · measuring 1/2 · 0.6 candidates/s · ETA 0:20",
+        "1 token: 10.0 us, 1.20x the default's speed, 90% of the bound · measuring 1/2 · 0.6 candidates/s · ETA 0:20",
         "16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound · measuring 2/2 · 0.6 candidates/s",
         "16 tokens again: 10.0 us, 1.20x the default's speed, 90% of the bound · second look 1/1",
     ]
