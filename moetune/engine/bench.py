@@ -112,7 +112,8 @@ class Bench:
         failed = result if isinstance(result, Failed) else None
         if compiled is not None:
             failed = Failed(
-                FailureKind.RESOURCES, f"spills {compiled.spills} registers, more than {MAX_SPILLS} never won"
+                FailureKind.RESOURCES,
+                f"spills {compiled.spills} registers (configs that spill more than {MAX_SPILLS} are not raced)",
             )
         assert failed is not None
         self.end(self._screening(role, EVERY_COUNT, config, failed, compiled))

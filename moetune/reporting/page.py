@@ -16,12 +16,13 @@ from statistics import geometric_mean
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from moetune.models.catalogue import models_of
 from moetune.outcome import Compiled, Figure, Source
 from moetune.reporting.facts import Point, Section, compile_key
 from moetune.reporting.heat_grid import HeatGrid
 from moetune.reporting.svg import InlineSvg, glyph_sheet
 from moetune.reporting.theme import DARK, PNG_MARK
-from moetune.reporting.wording import counted, gib, kib, micros, moment, number, percent, ratio, short
+from moetune.reporting.wording import counted, gib, kib, micros, moment, number, percent, ratio, short, spill_reason
 from moetune_kernels import __version__
 from moetune_kernels.config import MoEKernelConfig, Role
 
@@ -88,6 +89,7 @@ def _view(one: PageSection, command: str) -> Mapping[str, object]:
         "id": section.name,
         "device": section.device.name,
         "shape": section.shape.key,
+        "models": ", ".join(model.name for model in models_of(section.shape.key)),
         "backend": BACKENDS.get(section.backend, section.backend),
         "measured": section.backend == "cuda",
         "count": len(section.points),
@@ -250,7 +252,7 @@ def _heat_row(grid: HeatGrid) -> Mapping[str, object]:
         "best": micros(grid.best_us),
         "failed": kinds,
         "reasons": [
-            f"{count:,} × {kind.value}{': ' if count == 1 else ', such as: '}{short(reason, 160)}"
+            f"{count:,} × {kind.value}{': ' if count == 1 else ', such as: '}{short(spill_reason(reason), 160)}"
             for kind, reason, count in grid.reasons
         ],
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -385,3 +387,21 @@ def test_importing_the_package_is_free_and_a_report_needs_no_torch(tmp_path):
     environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'kernels'}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_a_layer_is_also_called_by_the_models_that_have_it(tmp_path):
+    made_up.write(made_up.table(made_up.QWEN3_30B), tmp_path / "a.json")
+    made_up.write(made_up.table(), tmp_path / "b.json")
+    page = build_report([tmp_path], [tmp_path / "none"], tmp_path / "out").page.read_text("utf-8")
+    titles = re.findall("<h2>(.*?)</h2>", page)
+    assert "NVIDIA H200 · e128_h2048_i768_k8_bf16 (qwen3-30b-a3b)" in titles
+    assert "NVIDIA H200 · e64_h4096_i14336_k2_bf16" in titles
+    assert "e128_h2048_i768_k8_bf16</a> <small>qwen3-30b-a3b</small>" in page
+
+
+def test_what_a_report_leaves_in_a_checkout_is_no_change_to_it(tmp_path):
+    rules = (Path(__file__).parents[2] / ".gitignore").read_text("utf-8").splitlines()
+    made_up.write(made_up.table(), tmp_path / "a.json")
+    made = build_report([tmp_path], [tmp_path / "none"], tmp_path / "reports")
+    left = [path.relative_to(tmp_path).as_posix() for path in (made.page, *made.images)]
+    assert [name for name in left if not any(fnmatch.fnmatchcase(name, rule) for rule in rules)] == []

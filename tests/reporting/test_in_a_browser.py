@@ -91,3 +91,10 @@ def test_wide_tables_scroll_inside_their_own_box_on_a_phone(browser, page):
     browser.open(page, 360)
     boxes = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 20).length"
     assert browser.evaluate(boxes) >= 8
+
+
+def test_on_a_desk_every_column_is_in_sight(browser, page):
+    browser.open(page, 1280)
+    cut = "[...document.querySelectorAll('section .scroll')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.ariaLabel)"
+    assert browser.evaluate("document.querySelectorAll('section .scroll').length") > 10
+    assert browser.evaluate(cut) == []
