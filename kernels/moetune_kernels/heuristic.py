@@ -19,10 +19,10 @@ from moetune_kernels.errors import ShapeError, UnsupportedConfigError
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
-# Mean rows per expert up to which each block_m is the default. An expert whose rows spill into a second tile has its
-# weights read twice while weights bind, so a tile holds twice the mean: at 16 rows block_m 16 took 1.34 to 1.44 times
-# the time of 32, at 32 rows 32 took 1.39 to 1.44 times that of 64, at 64 rows 64 took 1.16 to 1.21 times that of 128
-# (three layers swept on an H200, reports/2026-12-01-h200-sweeps.md).
+# Mean rows per expert up to which each block_m is the default. A tile holds twice the mean, so that few experts
+# spill into a second one. Plans with tiles of just the mean took 1.04 to 1.44 times the tuned time at 16 rows, 1.08 to
+# 1.44 at 32 and 1.04 to 1.21 at 64 (three layers on one H200, reports/2026-12-01-h200-sweeps.md); these thresholds
+# themselves were not timed yet, nor any on another device.
 _ROWS = ((12, 16), (24, 32), (48, 64))
 _LARGEST_BLOCK_M = 128
 _SMALLEST = 16

@@ -113,7 +113,7 @@ def test_the_router_and_its_order_match_exactly(tokens, experts, top_k, dtype):
 
 @pytest.mark.parametrize("experts", [2, 5, 8, 16, 60, 64, 128, 256, 512, 1024])
 def test_the_order_written_by_the_router_is_right_at_every_size(experts):
-    """Triton lays tensors out anew for each size; one such layout made tl.histogram count four times too many."""
+    """Triton lays tensors out anew for each size; one such layout repeats values, and tl.histogram counts each."""
     for top_k in (1, 2, 6, 10):
         for tokens in {1, 64 // top_k} if top_k <= experts else ():
             logits = torch.randn(tokens, experts, device="cuda", dtype=torch.bfloat16)
