@@ -102,6 +102,15 @@ class Backend(Protocol):
         """Time whole layers (logits to output) by graph replay, cold L2, interleaved: ``rounds`` samples of each."""
         ...
 
+    def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
+        """Time whole layers where other numbers of experts are touched, from the fewest to the most of many draws.
+
+        Returns:
+            One sequence of outcomes per routing; none where every draw touches as many experts, or in a replay, which
+            recorded one routing.
+        """
+        ...
+
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
         """Compare the whole layer with the reference on fresh random inputs."""
         ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from moetune.engine.backend import Ceilings
 from moetune.engine.budget import CountCost
 from moetune.engine.compose import FEW_FINALISTS, FINALISTS
-from moetune.engine.finals import FIRST_ROUNDS, LAST_PLANS, LAST_ROUNDS, LAST_SECONDS
+from moetune.engine.finals import FIRST_ROUNDS, LAST_PLANS, LAST_ROUNDS, LAST_SECONDS, REROUTED_ROUNDS
 from moetune.engine.race import SAFE_ENTRANTS, Pattern, pattern_of
 from moetune_kernels.config import Role
 from moetune_kernels.shape import MoEShape
@@ -29,6 +29,9 @@ KERNEL_S = 0.1  # of a compile pool of 15 processes
 COUNTERS_S, COUNTERS_ENTRY_S, COUNTERS_BYTE_S = 9.0, 0.1, 1.1e-9  # ncu starts, and makes the weights again
 # What was seen counts against so many seconds of what was foreseen, and the correction stays within these.
 TRUST_S, LOWEST, HIGHEST = 10.0, 0.4, 3.0
+
+REROUTED = 5  # other routings of a few tokens
+REROUTED_ROWS = 5  # rows per expert below which draws of the router commonly leave experts untouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,20 @@ class Costs:
         layer_s, reference_s = BEST_RATIO * self._bound_s(tokens), self._reference_s(tokens)
         races = {role: self._race_s(role, tokens, entrants[role]) for role in Role}
         small_s = SMALL_KERNELS_S if tokens * self.shape.top_k <= SMALL_KERNEL_ROWS else 0.05
+        rerouted_s = (
+            _rerouted_s(layer_s) if tokens * self.shape.top_k < REROUTED_ROWS * self.shape.local_experts else 0.0
+        )
         cost = CountCost(
             opening_s=OPENING_S + reference_s,
             gate_up_s=races[Role.GATE_UP],
             down_s=races[Role.DOWN],
             ending_s=sum(self._ending_s(role, tokens) for role in Role),
             down_ending_s=self._ending_s(Role.DOWN, tokens),
-            finals_s=small_s + reference_s + _finals_s(layer_s, FEW_FINALISTS + 3, LAST_PLANS + 1, LAST_ROUNDS[1]),
-            least_s=reference_s + _finals_s(layer_s, 3, 3, LAST_ROUNDS[0]),
+            finals_s=small_s
+            + reference_s
+            + _finals_s(layer_s, FEW_FINALISTS + 3, LAST_PLANS + 1, LAST_ROUNDS[1])
+            + rerouted_s,
+            least_s=reference_s + _finals_s(layer_s, 3, 3, LAST_ROUNDS[0]) + rerouted_s,
             polish_s=sum(self._polish_s(role, tokens, entrants[role]) for role in Role)
             + (FINALISTS - FEW_FINALISTS) * _plan_s(layer_s),
         )
@@ -154,6 +163,11 @@ def _finals_s(layer_s: float, plans: int, last_plans: int, rounds: int) -> float
     round_s = last_plans * (layer_s + FLUSH_S)
     last_s = last_plans * (CAPTURE_S + 2 * layer_s) + max(min(rounds * round_s, LAST_SECONDS), low * round_s)
     return first_s + last_s + 3 * layer_s
+
+
+def _rerouted_s(layer_s: float) -> float:
+    """Return the time of the winner beside the default under other routings."""
+    return REROUTED * 2 * (CAPTURE_S + 2 * layer_s + REROUTED_ROUNDS * (layer_s + FLUSH_S))
 
 
 def _plan_s(layer_s: float) -> float:

@@ -15,6 +15,8 @@ from moetune_kernels.plan import LayerPlan
 FIRST_ROUNDS = 6
 LAST_ROUNDS = (8, 40)
 LAST_PLANS = 4  # beside the default
+REROUTED_ROUNDS = 20  # per routing, of a winner beside the default
+REROUTED_FLOOR = 0.005  # a winner this far behind the default under another routing is none
 LAST_SECONDS = 3.0  # for the last heat, flushes included, when the deadline allows it
 FLUSH_US = 300.0  # writing and reading the flush buffers before each sample (H200)
 
@@ -45,6 +47,7 @@ class Finals:
     default: LayerPlan
     deadline: Deadline
     _verdicts: dict[LayerPlan, Failed | None] = field(default_factory=dict[LayerPlan, "Failed | None"])
+    _lucky: dict[LayerPlan, Failed] = field(default_factory=dict[LayerPlan, Failed])
 
     def run(self, plans: Sequence[LayerPlan], preferred: Collection[LayerPlan] = ()) -> Verdict | Failed:
         """Time the plans and the default, and return the best one that is right; Failed when none is.
@@ -60,7 +63,8 @@ class Finals:
         last_entrants = self._last_entrants(entrants, first)
         last = self._time(last_entrants, self._rounds(last_entrants, first))
         outcomes = {**first, **last}
-        winner = next(self._right(self._order(outcomes, last, preferred)), None)
+        right = self._right(self._order(outcomes, last, preferred))
+        winner = next((finalist for finalist in right if self._holds(finalist.plan)), None)
         for plan in entrants:
             if isinstance(first[plan], Measured):
                 self._end(plan, outcomes[plan])
@@ -110,6 +114,17 @@ class Finals:
     def _right(self, order: Sequence[Finalist]) -> Iterator[Finalist]:
         return (finalist for finalist in order if self._verify(finalist.plan))
 
+    def _holds(self, plan: LayerPlan) -> bool:
+        """Whether the plan is no slower than the default under other routings too, where it beat it under one."""
+        if plan == self.default or not self._is_right(self.default):
+            return True
+        for outcomes in self.bench.backend.time_rerouted([plan, self.default], REROUTED_ROUNDS):
+            failed = _behind(*outcomes)
+            if failed is not None:
+                self._lucky[plan] = failed
+                return False
+        return True
+
     def _verify(self, plan: LayerPlan) -> bool:
         if plan not in self._verdicts:
             self._verdicts[plan] = self.bench.backend.verify_layer(plan)
@@ -119,7 +134,7 @@ class Finals:
         return plan in self._verdicts and self._verdicts[plan] is None
 
     def _why_none(self, outcomes: Outcomes) -> Failed:
-        failures = [wrong for wrong in self._verdicts.values() if wrong is not None]
+        failures = [*(wrong for wrong in self._verdicts.values() if wrong is not None), *self._lucky.values()]
         failures += [outcome for outcome in outcomes.values() if isinstance(outcome, Failed)]
         return failures[0] if failures else Failed(FailureKind.LAUNCH, "no plan ran")
 
@@ -130,10 +145,20 @@ class Finals:
                 tokens=self.tokens,
                 choice=plan,
                 stage=Stage.FINAL,
-                outcome=self._verdicts.get(plan) or outcome,
+                outcome=self._verdicts.get(plan) or self._lucky.get(plan) or outcome,
                 verified=self._is_right(plan),
             )
         )
+
+
+def _behind(plan: Outcome, default: Outcome) -> Failed | None:
+    """Return why the plan lost against the default under another routing, None when it did not or the default failed."""
+    if isinstance(plan, Failed):
+        return plan
+    if isinstance(default, Failed) or plan.median_us <= (1 + REROUTED_FLOOR) * default.median_us:
+        return None
+    times = f"{plan.median_us:.1f} us against {default.median_us:.1f} us"
+    return Failed(FailureKind.SLOW, f"slower than the default plan when other experts are touched: {times}")
 
 
 def _samples(outcome: Outcome) -> int:

@@ -31,7 +31,7 @@ from moetune.measure.open_count import OpenCount
 from moetune.measure.timer import CapturedLayers, Launch, Timer, finish, summarize
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
-from moetune.outcome import Compiled, Failed, FailureKind, Figure, Outcome
+from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome
 from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.kernel_call import launch_all
@@ -234,26 +234,43 @@ class CudaBackend:
 
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
         """Time whole layers by graph replay, interleaved; a plan that cannot be captured fails alone."""
+        return [
+            times if isinstance(times, Failed) else self._layer_outcome(plan, times)
+            for plan, times in zip(plans, self._layer_times(plans, rounds), strict=True)
+        ]
+
+    def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
+        """Time whole layers under routings that touch other numbers of experts, the fewest first."""
+        routings = self._answer(self._now_open.other_routings)
+        if isinstance(routings, Failed):
+            return [[routings] * len(plans)]
+        return [
+            [
+                times if isinstance(times, Failed) else _without_figures(times)
+                for times in self._layer_times(plans, rounds, logits)
+            ]
+            for logits in routings
+            if self._lost is None
+        ]
+
+    def _layer_times(
+        self, plans: Sequence[LayerPlan], rounds: int, logits: torch.Tensor | None = None
+    ) -> list[list[float] | Failed]:
         graphs = CapturedLayers(self._side_stream)
-        replays = [self._capture(graphs, plan) for plan in plans]
+        replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
         timed = self._answer(lambda: self._timer.rounds(good, rounds)) if good and self._lost is None else []
         if self._lost is None:
             graphs.close()
         times = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
-        return [
-            replay if isinstance(replay, Failed) else self._layer_outcome(plan, next(times, NOT_TIMED))
-            for plan, replay in zip(plans, replays, strict=True)
-        ]
+        return [replay if isinstance(replay, Failed) else next(times, NOT_TIMED) for replay in replays]
 
-    def _capture(self, graphs: CapturedLayers, plan: LayerPlan) -> Launch | Failed:
+    def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Launch | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed
             return NOT_TIMED
-        return self._answer(lambda: graphs.capture(self._now_open.layer(plan)))
+        return self._answer(lambda: graphs.capture(self._now_open.layer(plan, logits)))
 
-    def _layer_outcome(self, plan: LayerPlan, times_us: list[float] | Failed) -> Outcome:
-        if isinstance(times_us, Failed):
-            return times_us
+    def _layer_outcome(self, plan: LayerPlan, times_us: list[float]) -> Outcome:
         sample = summarize(times_us)
         parts = [self._instructions(role, plan.config(role)) for role in Role]
         known = [part for part in parts if part is not None]
@@ -347,3 +364,17 @@ class CudaBackend:
         elif failed.kind is FailureKind.RESOURCES:
             torch.cuda.empty_cache()  # what other sizes left behind may be the room that was missing
         return failed
+
+
+def _without_figures(times_us: list[float]) -> Measured:
+    """Return a time that is only compared: its figures would be another routing's than the entry's."""
+    none = Figure.unavailable("timed only to be compared")
+    sample = summarize(times_us)
+    return Measured(
+        median_us=sample.median_us,
+        spread_us=sample.spread_us,
+        samples=sample.count,
+        flops_per_byte=none,
+        bandwidth_gbps=none,
+        issue_efficiency=none,
+    )

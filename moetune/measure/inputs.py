@@ -24,6 +24,9 @@ from moetune_kernels.route import route_reference
 from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 
 SPARE_BYTES = 2 << 30  # flush buffers, CUDA's own, and the float32 copies of one expert are counted apart
+DRAWS = 32
+ROUTINGS = 6  # of 2 of 8 experts and 4 tokens, draws touch 3 to 8: a plan can win at 5 and lose at 6 (H200)
+SURELY_ALL = 16  # slots per expert at which one expert in ten million stays untouched
 _FLOAT32_BYTES = 4
 
 
@@ -132,6 +135,29 @@ def make_rows(shape: MoEShape, tokens: int, device: torch.device, seed: int) -> 
     x = torch.randn((tokens, shape.hidden), dtype=dtype, device=device, generator=generator)
     logits = torch.randn((tokens, total_experts(shape)), dtype=dtype, device=device, generator=generator)
     return Rows(x, logits)
+
+
+def other_routings(shape: MoEShape, tokens: int, device: torch.device, seed: int) -> list[torch.Tensor]:
+    """Return router logits [T, E_total] that touch other numbers of local experts: the fewest, the most, some between.
+
+    How many experts a few tokens touch is luck, and it decides how many bytes and tiles there are. One of each number
+    that ``DRAWS`` draws touch, ``ROUTINGS`` at most; none where all draws touch as many.
+    """
+    if tokens * shape.top_k >= SURELY_ALL * total_experts(shape):
+        return []
+    generator, dtype = torch.Generator(device).manual_seed(seed), DTYPES[shape.format]
+    size = (tokens, total_experts(shape))
+    draws = [torch.randn(size, dtype=dtype, device=device, generator=generator) for _ in range(DRAWS)]
+    by_touched = {_touched(logits, shape): logits for logits in draws}
+    counts = sorted(by_touched)
+    chosen = min(len(counts), ROUTINGS)
+    places = [round(place * (len(counts) - 1) / (chosen - 1)) for place in range(chosen)] if chosen > 1 else []
+    return [by_touched[counts[place]] for place in places]
+
+
+def _touched(logits: torch.Tensor, shape: MoEShape) -> int:
+    ids = logits.topk(shape.top_k, dim=1).indices.unique()
+    return int((ids < shape.local_experts).sum())
 
 
 def kernel_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> KernelTruth:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from moetune.measure.inputs import ExpertWeights, KernelTruth, Rows, layer_truth, make_rows, slot_order
+from moetune.measure.inputs import (
+    ExpertWeights,
+    KernelTruth,
+    Rows,
+    layer_truth,
+    make_rows,
+    other_routings,
+    slot_order,
+)
 from moetune.measure.timer import Launch
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.combine.launch import combine_calls
@@ -23,6 +31,7 @@ from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
 LAYER_SEED_OFFSET = 1_000_003  # the layer is verified on rows that no kernel of the race has seen
+ROUTING_SEED_OFFSET = 2_000_003  # and timed under routings that chose none of its kernels
 
 Calls = tuple[KernelCall, ...]
 
@@ -44,6 +53,7 @@ class OpenCount:
     seed: int
     _orders: dict[int, SlotOrder] = field(default_factory=dict[int, SlotOrder])
     _fresh: tuple[Rows, torch.Tensor] | None = None
+    _routings: list[torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         slots, x = self.truth.topk_ids.numel(), self.truth.rows.x
@@ -87,10 +97,18 @@ class OpenCount:
         calls = combine_calls(self.y, self.truth.topk_ids, self.shape.local_experts, out)
         return lambda: launch_all(calls)
 
-    def layer(self, plan: LayerPlan) -> Callable[[], torch.Tensor]:
-        """Return the whole layer, logits to output."""
-        rows, weights = self.truth.rows, Weights(self.weights.w13, self.weights.w2)
-        return lambda: moe_from_logits(rows.x, weights, rows.logits, (self.shape.top_k, True), plan)
+    def layer(self, plan: LayerPlan, logits: torch.Tensor | None = None) -> Callable[[], torch.Tensor]:
+        """Return the whole layer, logits to output; other ``logits`` [T, E_total] than the rows' own route it anew."""
+        x, weights = self.truth.rows.x, Weights(self.weights.w13, self.weights.w2)
+        routed_by = self.truth.rows.logits if logits is None else logits
+        return lambda: moe_from_logits(x, weights, routed_by, (self.shape.top_k, True), plan)
+
+    def other_routings(self) -> list[torch.Tensor]:
+        """Return router logits that touch fewer or more experts than most draws do, made on first use."""
+        if self._routings is None:
+            x = self.truth.rows.x
+            self._routings = other_routings(self.shape, self.tokens, x.device, self.seed + ROUTING_SEED_OFFSET)
+        return self._routings
 
     def verify_gemm(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Launch over NaN and compare every routed row with float32."""

@@ -123,6 +123,10 @@ class FakeBackend:
         assert rounds % 2 == 0
         return [self.hook("layer", plan, rounds, self.tokens) or self.layer(plan, rounds) for plan in plans]
 
+    def time_rerouted(self, plans, rounds):
+        self.calls["time_rerouted"] += 1
+        return self.hook("rerouted", plans, rounds) or ()
+
     def layer(self, plan, rounds):
         return measured(4.0 + sum(self.kernel_us(role, plan.config(role)) for role in Role), samples=rounds)
 
@@ -245,6 +249,11 @@ class VirtualH200(FakeBackend):
     def time_combine(self):
         self.small_kernel("combine")
         return super().time_combine()
+
+    def time_rerouted(self, plans, rounds):
+        if self.rows >= 8 * self.shape.local_experts:
+            return ()
+        return [self.time_layers(plans, rounds) for _ in range(6)]
 
     def time_layers(self, plans, rounds):
         for plan in plans:

@@ -40,9 +40,10 @@ DEFAULT, SLOW, FAST, FASTEST = plan(16), plan(32), plan(64), plan(128)
 TIMES = {DEFAULT: 100.0, SLOW: 120.0, FAST: 90.0, FASTEST: 80.0}
 
 
-def decide(fake_backend, plans=(SLOW, FAST, FASTEST), wrong=(), fails=None):
+def decide(fake_backend, plans=(SLOW, FAST, FASTEST), wrong=(), fails=None, rerouted=None):
     fails = fails or {}
     backend = fake_backend(
+        rerouted=rerouted or (lambda plans, rounds: ()),
         layer=lambda the_plan, rounds, tokens: fails.get(the_plan) or measured(TIMES[the_plan], rounds),
         verify_layer=lambda the_plan: WRONG if the_plan in wrong else None,
     )
@@ -84,6 +85,56 @@ def test_a_wrong_default_is_no_baseline_and_the_best_right_plan_wins_even_if_slo
 def test_a_default_that_cannot_run_is_no_baseline(fake_backend):
     verdict, _ = decide(fake_backend, fails={DEFAULT: Failed(FailureKind.RESOURCES, "out of memory")})
     assert won(verdict) == (FASTEST, None)
+
+
+def rerouted(times_us):
+    """Two other routings: the typical times under the first, the planted ones under the second."""
+
+    def answer(plans, rounds):
+        planted = [times_us.get(plan, TIMES[plan]) for plan in plans]
+        return [
+            [measured(TIMES[plan], rounds) for plan in plans],
+            [time_us if isinstance(time_us, Failed) else measured(time_us, rounds) for time_us in planted],
+        ]
+
+    return answer
+
+
+def test_a_plan_that_loses_when_other_experts_are_touched_leaves_the_entry_to_the_next(fake_backend):
+    verdict, journal = decide(fake_backend, rerouted=rerouted({FASTEST: 100.6}))
+    assert won(verdict) == (FAST, 100.0)
+    lost = next(trial for trial in journal.trials if trial.choice == FASTEST)
+    assert lost.outcome.kind is FailureKind.SLOW
+    assert "100.6 us against 100.0 us" in lost.outcome.reason
+
+
+def test_a_plan_within_noise_of_the_default_under_another_routing_keeps_the_entry(fake_backend):
+    verdict, _ = decide(fake_backend, rerouted=rerouted({FASTEST: 100.4}))
+    assert won(verdict) == (FASTEST, 100.0)
+
+
+def test_the_default_stays_when_all_others_lose_under_another_routing(fake_backend):
+    asked = []
+
+    def answer(plans, rounds):
+        asked.append(plans)
+        return rerouted({FAST: 101.0, FASTEST: 130.0})(plans, rounds)
+
+    verdict, _ = decide(fake_backend, rerouted=answer)
+    assert won(verdict) == (DEFAULT, 100.0)
+    assert asked == [[FASTEST, DEFAULT], [FAST, DEFAULT]]
+
+
+def test_a_plan_that_fails_under_another_routing_is_out(fake_backend):
+    fault = Failed(FailureKind.LAUNCH, "misaligned address")
+    verdict, journal = decide(fake_backend, rerouted=rerouted({FASTEST: fault}))
+    assert won(verdict) == (FAST, 100.0)
+    assert next(trial.outcome for trial in journal.trials if trial.choice == FASTEST) == fault
+
+
+def test_a_default_that_fails_under_another_routing_takes_no_entry_away(fake_backend):
+    verdict, _ = decide(fake_backend, rerouted=rerouted({DEFAULT: WRONG}))
+    assert won(verdict) == (FASTEST, 100.0)
 
 
 def test_a_plan_that_took_the_device_down_in_an_earlier_run_is_not_launched_again(fake_backend):

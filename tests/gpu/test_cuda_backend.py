@@ -42,7 +42,8 @@ def opened(backend, request):
 
 
 def cache_entries():
-    return {path.name for path in Path(os.environ["TRITON_CACHE_DIR"]).iterdir()}
+    """Kernels in Triton's cache; the C launchers beside them are built where a GPU is, so only in this process."""
+    return {path.parent.name for path in Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")}
 
 
 @pytest.mark.parametrize("role", Role)
@@ -69,6 +70,16 @@ def test_layers_are_verified_and_timed_against_each_other(opened):
     for outcome in outcomes:
         assert outcome.median_us > opened.bound_us()
         assert outcome.spread_us < outcome.median_us
+
+
+def test_layers_are_timed_where_fewer_and_where_more_experts_are_touched(backend):
+    assert backend.open(1) is None
+    assert not backend.time_rerouted(PLANS, 4)  # one token touches as many experts however it is routed
+    assert backend.open(3) is None
+    fewest, *_, most = backend.time_rerouted(PLANS, 20)
+    for fewer, more in zip(fewest, most, strict=True):
+        assert (fewer.samples, more.samples) == (20, 20)
+        assert fewer.median_us < 1.05 * more.median_us
 
 
 def test_routing_and_combine_have_times(opened):
