@@ -27,7 +27,7 @@ DEPENDENCIES := import tomllib; \
 
 help:
 	@echo 'make setup         make .venv: torch, triton, the project and its tools (the other targets do this themselves)'
-	@echo 'make sweep         tune qwen3-30b-a3b on this GPU; without a GPU, replay recorded trials (ARGS="--model ...")'
+	@echo 'make sweep         tune the default layer on this GPU; without a GPU, replay recorded trials (ARGS="--model ...")'
 	@echo 'make test          everything that needs no GPU: check, unit, interpreter, offline, tables'
 	@echo 'make check         ruff, pyright, import-linter'
 	@echo 'make fix           let ruff repair and format'
@@ -55,8 +55,6 @@ $(VENV)/ready: pyproject.toml Makefile
 	$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Without ARGS: a layer whose full set of trials is recorded, so that a machine without a GPU can replay it.
-ARGS ?= --model qwen3-30b-a3b
 sweep: $(READY)
 	$(PYTHON) -m moetune sweep $(ARGS)
 

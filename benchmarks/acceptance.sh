@@ -4,6 +4,7 @@
 # beside ours where PEERS names their folder. One line per step in OUT/steps.txt; a failed step does not stop the rest.
 #
 #   benchmarks/acceptance.sh OUT [STEP ...]      steps: tests sweeps served profile report peers (all when none is named)
+#   LAYERS="default mixtral-8x7b" benchmarks/acceptance.sh OUT sweeps        only these layers
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,7 +15,7 @@ python=${PYTHON:-python3}
 export PYTHONPATH=.:kernels${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
   { echo "acceptance.sh: $python's torch sees no CUDA GPU; run it on a GPU machine" >&2; exit 3; }
-layers=(default qwen3-30b-a3b mixtral-8x7b)
+read -ra layers <<<"${LAYERS:-default qwen3-30b-a3b mixtral-8x7b}"
 failed=0
 
 step() { # name, seconds at most, command...
@@ -40,7 +41,7 @@ sweeps() {
   for layer in "${layers[@]}"; do
     rm -rf "$out/triton-$layer"
     # shellcheck disable=SC2046  # two words, or none
-    TRITON_CACHE_DIR="$out/triton-$layer" step "sweep-$layer" 260 "$python" -m moetune sweep $(model "$layer") --budget 240 \
+    TRITON_CACHE_DIR="$out/triton-$layer" step "sweep-$layer" 300 "$python" -m moetune sweep $(model "$layer") --budget 240 \
       --out "$out/tables" --store "$out/$layer.sqlite" --record "$out/$layer.jsonl.xz"
     rm -rf "$out/triton-$layer"
   done

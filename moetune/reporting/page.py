@@ -22,7 +22,7 @@ from moetune.reporting.facts import Point, Section, compile_key
 from moetune.reporting.heat_grid import HeatGrid
 from moetune.reporting.svg import InlineSvg, glyph_sheet
 from moetune.reporting.theme import DARK, PNG_MARK
-from moetune.reporting.wording import counted, gib, kib, micros, moment, number, percent, ratio, short, spill_reason
+from moetune.reporting.wording import counted, gib, kib, micros, moment, number, percent, ratio, short
 from moetune_kernels import __version__
 from moetune_kernels.config import MoEKernelConfig, Role
 
@@ -252,7 +252,7 @@ def _heat_row(grid: HeatGrid) -> Mapping[str, object]:
         "best": micros(grid.best_us),
         "failed": kinds,
         "reasons": [
-            f"{count:,} × {kind.value}{': ' if count == 1 else ', such as: '}{short(spill_reason(reason), 160)}"
+            f"{count:,} × {kind.value}{': ' if count == 1 else ', such as: '}{short(reason, 160)}"
             for kind, reason, count in grid.reasons
         ],
     }

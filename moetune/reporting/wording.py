@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime
 
 UNKNOWN = "–"
-_EARLIER_SPILLS = re.compile(r"^(spills \d+ registers), more than (\d+) never won$")
 MAX_TEXT = 300  # a hostile table may carry megabytes in one field
 
 
@@ -107,15 +105,6 @@ def short(text: object, limit: int = MAX_TEXT) -> str:
     """Cut a foreign text to ``limit`` characters, and say that it was cut."""
     whole = str(text)
     return whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
-
-
-def spill_reason(reason: str) -> str:
-    """Word a refused kernel's spills as sweeps do now; trials that were recorded earlier say it in fewer words.
-
-    >>> spill_reason("spills 78 registers, more than 16 never won")
-    'spills 78 registers (configs that spill more than 16 are not raced)'
-    """
-    return _EARLIER_SPILLS.sub(r"\1 (configs that spill more than \2 are not raced)", reason)
 
 
 def plain(text: object, limit: int = 60) -> str:
