@@ -21,6 +21,7 @@ from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
 from moetune.measure.replay import ReplayBackend
+from moetune.models.routing import why_not_of
 from moetune.outcome import Trial
 from moetune.store import (
     Provenance,
@@ -88,7 +89,13 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
         run = store.begin(bed.provenance, request.command)
         on_event(
             SweepStarted(
-                bed.backend.name, bed.backend.device, request.shape, request.tokens, bed.store_path, len(known)
+                bed.backend.name,
+                bed.backend.device,
+                request.shape,
+                request.tokens,
+                bed.store_path,
+                len(known),
+                bed.provenance.routing,
             )
         )
 
@@ -121,7 +128,7 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
 def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:
     """Return the entries of the table that this sweep writes over, where they are as good as new.
 
-    That is: measured on this device with these kernels and versions. A sweep of a few token counts, or one that is
+    That is: measured on this device with these kernels and versions, under this routing. A sweep of a few token counts, or one that is
     stopped, then loses none of the others. A replay keeps nothing, so that it always writes the same.
     """
     if bed.backend.name != "cuda":
@@ -131,11 +138,14 @@ def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:
         old = read_table(path)
     except TableError:
         return {}
-    made_with = (old.backend, old.device, old.shape, old.triton, old.torch, old.driver)
-    if made_with != (table.backend, table.device, table.shape, table.triton, table.torch, table.driver):
+    if _made_with(old) != _made_with(table):
         return {}
     same_kernels = dict(old.kernels) == dict(_filled(table, bed, old.entries, bed.backend.ceilings()).kernels)
     return dict(old.entries) if same_kernels else {}
+
+
+def _made_with(table: TunedTable) -> tuple[object, ...]:
+    return (table.backend, table.device, table.shape, table.triton, table.torch, table.driver, table.routing)
 
 
 def _warn_of_slow_clocks(backend: Backend, on_event: Emit) -> None:
@@ -153,6 +163,9 @@ def _checked(request: SweepRequest) -> SweepRequest:
         raise UsageError(f"strategy must be one of {', '.join(STRATEGIES)}, got {request.strategy!r}")
     if request.record is not None and request.record.suffix not in RECORDING_SUFFIXES:
         raise UsageError(f"a recording's name ends in .jsonl.xz or .jsonl.gz, got {request.record.name}")
+    reason = why_not_of(request.routing, request.shape)
+    if reason is not None:
+        raise UsageError(reason)
     return replace(request, tokens=tokens)
 
 
@@ -186,7 +199,7 @@ def _gpu_bed(request: SweepRequest) -> Bed:
 
     # Refuses a format or a device that no kernel runs, before compile processes start.
     heuristic_plan(request.shape, 1, device_info(request.device_index))
-    backend = CudaBackend(request.shape, request.device_index, seed=request.seed)
+    backend = CudaBackend(request.shape, request.device_index, seed=request.seed, routing=request.routing)
     provenance = Provenance(
         backend=backend.name,
         shape=request.shape,
@@ -195,6 +208,7 @@ def _gpu_bed(request: SweepRequest) -> Bed:
         triton=_version("triton"),
         torch=_version("torch"),
         driver=_driver(),
+        routing=request.routing.text,
     )
     return Bed(
         backend=backend,
@@ -234,7 +248,7 @@ def replay_bed(recording: Recording, request: SweepRequest) -> Bed:
     """Return the bed that replays ``recording``.
 
     Raises:
-        MissingError: the recording is of another shape, or has none of the token counts asked.
+        MissingError: the recording is of another shape or routing, or has none of the token counts asked.
     """
     made_for = recording.provenance
     backend = ReplayBackend(
@@ -242,6 +256,11 @@ def replay_bed(recording: Recording, request: SweepRequest) -> Bed:
     )
     if backend.shape != request.shape:
         raise MissingError(f"the recording is of {backend.shape.key}, asked was {request.shape.key}; sweep that shape")
+    if made_for.routing != request.routing.text:
+        raise MissingError(
+            f"without a GPU there are only the recorded trials of {made_for.routing} routing, asked was "
+            f"{request.routing.text}; leave --routing away, or run on a GPU machine"
+        )
     if not set(request.tokens) & set(backend.token_counts):
         known = ",".join(map(str, backend.token_counts))
         raise MissingError(
@@ -288,6 +307,7 @@ def _empty_table(bed: Bed, request: SweepRequest) -> TunedTable:
         measured_at=bed.measured_at,
         command=request.command,
         entries={},
+        routing=bed.provenance.routing,
     )
 
 
@@ -309,7 +329,7 @@ def _record(store: Store, bed: Bed, request: SweepRequest, table: TunedTable) ->
     recording = Recording(
         provenance=bed.provenance,
         ceilings=table.ceilings,
-        bounds=store.bounds(request.shape, bed.backend.device, bed.backend.name),
+        bounds=store.bounds(bed.provenance),
         measured_at=bed.measured_at,
         command=request.command,
         trials=tuple(store.trials(bed.provenance)),

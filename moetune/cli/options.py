@@ -25,6 +25,7 @@ MAX_NAME_BYTES = 255  # of one part of a path, on every usual file system
 
 _LAYER = "Which layer"
 _WHERE = "On which device"
+_MEASURED = "What is measured"
 
 
 def given_path(text: str | Path) -> Path:
@@ -100,6 +101,15 @@ DeviceOpt = Annotated[
         max=1023,
         help="CUDA device, counted within CUDA_VISIBLE_DEVICES.",
         rich_help_panel=_WHERE,
+    ),
+]
+RoutingOpt = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="How tokens choose experts while timed: uniform, zipf[:1.1], hot[:0.5], or a trace, FILE.npz.",
+        show_default=False,
+        rich_help_panel=_MEASURED,
     ),
 ]
 TargetOpt = Annotated[

@@ -18,6 +18,7 @@ from moetune.cli.options import (
     HiddenOpt,
     InterOpt,
     ModelOpt,
+    RoutingOpt,
     TargetOpt,
     TopKOpt,
     TpOpt,
@@ -35,6 +36,7 @@ from moetune.cli.sweep_progress import how_many_ended
 from moetune.cli.target import compile_for_target
 from moetune.errors import UsageError
 from moetune.models.resolve import ShapeRequest
+from moetune.models.routing import parse_routing
 
 if TYPE_CHECKING:
     from moetune.tuning import SweepResult
@@ -98,6 +100,7 @@ def sweep(
     ep: EpOpt = 1,
     weight_format: FormatOpt = None,
     tokens: TokensOpt = SWEEP_TOKENS,
+    routing: RoutingOpt = "uniform",
     budget: BudgetOpt = None,
     device: DeviceOpt = 0,
     target: TargetOpt = None,
@@ -113,13 +116,14 @@ def sweep(
     layer = resolve(ShapeRequest(model, config, hidden, inter, experts, top_k, tp, ep, weight_format))
     counts, budget_s, absent = parse_tokens(tokens), parse_budget(budget), parse_target(target)
     if absent is not None:
-        if out_dir or record:
-            raise UsageError("--target compiles and writes no table; leave --out and --record away")
+        if out_dir or record or routing != "uniform":
+            raise UsageError("--target compiles and writes no table; leave --out, --record and --routing away")
         compile_for_target(layer.shape, absent, counts, budget_s)
         return
     run_sweep(
         shape=layer.shape,
         tokens=counts,
+        routing=parse_routing(routing),
         budget_s=budget_s,
         device_index=device,
         out_dir=output_dir(out_dir),

@@ -21,7 +21,7 @@ from moetune.engine.events import (
     TokenFailed,
     Warned,
 )
-from moetune_kernels.table import span_text
+from moetune_kernels.table import UNIFORM, span_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,9 +92,10 @@ class PlainLines:
 def headline(event: Event) -> str | None:
     """Return the line that stays on the screen for ``event``, None for most events."""
     match event:
-        case SweepStarted(backend=backend, device=device, shape=shape, store=store, resumed=resumed):
+        case SweepStarted(backend=backend, device=device, shape=shape, store=store, resumed=resumed, routing=routing):
             known = f", {resumed} trials known from {store}" if resumed else ""
-            return f"{backend}: {shape.key} on {device.name}{known}"
+            routed = "" if routing == UNIFORM else f", {routing} routing"
+            return f"{backend}: {shape.key} on {device.name}{routed}{known}"
         case SpaceReady(role=role, kept=kept, legal=legal, removed=removed):
             return f"{role.value}: {kept} candidates of {legal} that can run ({sum(removed.values())} cannot)"
         case TokenFailed(tokens=tokens, reason=reason):

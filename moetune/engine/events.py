@@ -15,7 +15,10 @@ from moetune_kernels.table import Entry
 
 @dataclass(frozen=True, slots=True)
 class SweepStarted:
-    """The backend is ready. ``backend`` is ``cuda`` or ``replay``; ``resumed`` trials are taken from the store."""
+    """The backend is ready. ``backend`` is ``cuda`` or ``replay``; ``resumed`` trials are taken from the store.
+
+    ``routing`` is how tokens choose experts, as tables spell it.
+    """
 
     backend: str
     device: DeviceInfo
@@ -23,6 +26,7 @@ class SweepStarted:
     tokens: tuple[int, ...]
     store: Path
     resumed: int
+    routing: str = "uniform"
 
 
 @dataclass(frozen=True, slots=True)

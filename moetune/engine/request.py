@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetune.models.routing import UNIFORM, Routing
 from moetune_kernels.shape import MoEShape
 from moetune_kernels.table import TunedTable
 
@@ -27,6 +28,7 @@ class SweepRequest:
         command: the command line, for the table.
         record: file for a recording of all trials (``.jsonl.xz``).
         strategy: which search races the candidates.
+        routing: how tokens choose experts while they are timed.
     """
 
     shape: MoEShape
@@ -41,6 +43,7 @@ class SweepRequest:
     command: str = "moetune sweep"
     record: Path | None = None
     strategy: str = "staged"
+    routing: Routing = UNIFORM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,11 @@ from moetune.measure.inputs import (
     why_no_room,
 )
 from moetune.measure.open_count import OpenCount
+from moetune.measure.router import router_of
 from moetune.measure.timer import CapturedLayers, Launch, Timer, finish, summarize
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
+from moetune.models.routing import UNIFORM, Routing
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome
 from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
@@ -53,17 +55,28 @@ class CudaBackend:
         shape: the layer; bf16 or fp16 weights.
         device_index: the CUDA device, as torch counts it.
         seed: of weights and rows.
+        routing: how the rows choose experts.
         workers: compile processes; one less than the cores when None.
 
     Raises:
         MissingError: torch sees no CUDA device.
+        UsageError: the routing is a trace that cannot be used for this layer.
     """
 
-    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0, workers: int | None = None) -> None:
+    def __init__(
+        self,
+        shape: MoEShape,
+        device_index: int = 0,
+        *,
+        seed: int = 0,
+        routing: Routing = UNIFORM,
+        workers: int | None = None,
+    ) -> None:
         if not torch.cuda.is_available():
             raise MissingError("no CUDA GPU in this machine; `moetune doctor` says what works without one")
         self._info = device_info(device_index)
         self._shape, self._index, self._seed = shape, device_index, seed
+        self._routing, self._router = routing, router_of(routing, shape, seed)
         self._pool = CompilePool(workers=workers, preload=PRELOAD)  # first: it imports while this process goes on
         self._device = torch.device("cuda", device_index)
         torch.cuda.set_device(self._device)
@@ -151,8 +164,8 @@ class CudaBackend:
         if no_room is not None:
             return no_room
         seed = rows_seed(self._seed, tokens)
-        truth = kernel_truth(self._shape, weights, make_rows(self._shape, tokens, self._device, seed))
-        self._open = OpenCount(self._shape, weights, truth, seed)
+        rows = make_rows(self._shape, tokens, self._device, seed, self._router)
+        self._open = OpenCount(self._shape, weights, kernel_truth(self._shape, weights, rows), seed, self._router)
         finish()
         return self._open
 
@@ -292,7 +305,10 @@ class CudaBackend:
         if not plans:
             return {}
         self._release()
-        jobs = {CounterJob(shape=self._shape, tokens=tokens, plan=plan): tokens for tokens, plan in plans.items()}
+        jobs = {
+            CounterJob(shape=self._shape, tokens=tokens, plan=plan, routing=self._routing): tokens
+            for tokens, plan in plans.items()
+        }
         found = read_counters(list(jobs), device_index=self._index, sets=SWEEP_SETS, time_limit_s=limit_s)
         return {
             jobs[job]: result if isinstance(result, Failed) else counted(result, layer_work(self._shape, job.tokens))

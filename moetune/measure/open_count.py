@@ -16,6 +16,7 @@ from moetune.measure.inputs import (
     other_routings,
     slot_order,
 )
+from moetune.measure.router import Router
 from moetune.measure.timer import Launch
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.combine.launch import combine_calls
@@ -45,12 +46,14 @@ class OpenCount:
         weights: its weights.
         truth: inputs and float32 outputs of both GEMMs.
         seed: of the rows.
+        router: what routed the rows, and routes all others; uniform when None.
     """
 
     shape: MoEShape
     weights: ExpertWeights
     truth: KernelTruth
     seed: int
+    router: Router | None = None
     _orders: dict[int, SlotOrder] = field(default_factory=dict[int, SlotOrder])
     _fresh: tuple[Rows, torch.Tensor] | None = None
     _routings: list[torch.Tensor] | None = None
@@ -106,8 +109,8 @@ class OpenCount:
     def other_routings(self) -> list[torch.Tensor]:
         """Return router logits that touch fewer or more experts than most draws do, made on first use."""
         if self._routings is None:
-            x = self.truth.rows.x
-            self._routings = other_routings(self.shape, self.tokens, x.device, self.seed + ROUTING_SEED_OFFSET)
+            device, seed = self.truth.rows.x.device, self.seed + ROUTING_SEED_OFFSET
+            self._routings = other_routings(self.shape, self.tokens, device, seed, self.router)
         return self._routings
 
     def verify_gemm(self, role: Role, config: MoEKernelConfig) -> Failed | None:
@@ -137,7 +140,8 @@ class OpenCount:
 
     def _fresh_rows(self) -> tuple[Rows, torch.Tensor]:
         if self._fresh is None:
-            rows = make_rows(self.shape, self.tokens, self.truth.rows.x.device, self.seed + LAYER_SEED_OFFSET)
+            device, seed = self.truth.rows.x.device, self.seed + LAYER_SEED_OFFSET
+            rows = make_rows(self.shape, self.tokens, device, seed, self.router)
             self._fresh = rows, layer_truth(self.shape, self.weights, rows)
         return self._fresh
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from moetune.cli import main
@@ -31,7 +32,17 @@ def asked(monkeypatch):
 
 def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
     options = ["sweep", "--model", "mixtral-8x7b", "--tp", "2", "--ep", "4", "--format", "fp16", "--tokens", "64,1"]
-    options += ["--budget", "240", "--device", "1", "--fresh", "--out", str(tmp_path / "tables")]
+    options += [
+        "--budget",
+        "240",
+        "--device",
+        "1",
+        "--fresh",
+        "--out",
+        str(tmp_path / "tables"),
+        "--routing",
+        "zipf:1.3",
+    ]
     options += ["--store", str(tmp_path / "s.sqlite"), "--record", str(tmp_path / "r.jsonl.xz")]
     monkeypatch.setattr(sys, "argv", ["moetune", *options])
     assert main.run(options) == 1
@@ -40,6 +51,8 @@ def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
     assert request.shape.format is WeightFormat.FP16
     assert request.tokens == (1, 64)
     assert (request.budget_s, request.device_index, request.fresh) == (240.0, 1, True)
+    assert request.routing.text == "zipf:1.3"
+    assert "--routing zipf:1.3" in request.command
     assert request.out_dir == tmp_path / "tables"
     assert request.store_path == tmp_path / "s.sqlite"
     assert request.record == tmp_path / "r.jsonl.xz"
@@ -55,6 +68,7 @@ def test_the_defaults_are_the_documented_ones(asked):
     assert request.tokens[-1] == 16384
     assert (request.budget_s, request.device_index, request.out_dir, request.store_path) == (None, 0, None, None)
     assert not request.fresh
+    assert request.routing.text == "uniform"
 
 
 def test_the_store_may_come_from_the_environment(asked, monkeypatch, tmp_path):
@@ -75,8 +89,12 @@ def test_the_store_may_come_from_the_environment(asked, monkeypatch, tmp_path):
         (["--config", "nowhere/config.json"], "No such file"),
         (["--budget", "nan"], "--budget must be"),
         (["--target", "sm_75"], "--target must be one of"),
-        (["--target", "sm_90", "--record", "r.jsonl.xz"], "leave --out and --record away"),
+        (["--target", "sm_90", "--record", "r.jsonl.xz"], "leave --out, --record and --routing away"),
         (["--store", "."], "is a folder; give a file"),
+        (["--routing", "zipf:0"], "exponent must be from"),
+        (["--routing", "skewed"], "--routing takes uniform, zipf"),
+        (["--routing", "nowhere.npz"], "cannot be read (No such file"),
+        (["--target", "sm_90", "--routing", "hot"], "leave --out, --record and --routing away"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -130,6 +148,17 @@ def test_a_shape_without_a_recording_exits_with_3_and_the_ways_forward(recorded,
     assert f"replay a recorded layer with `{command}`," in printed.err
     assert main.run([*shlex.split(command)[1:], "--tokens", "1", "--out", "elsewhere"]) == 0
     assert not Path("moetune-replay").exists()
+
+
+def test_a_trace_of_another_layer_exits_with_2_and_names_what_differs(recorded, capsys, tmp_path):
+    np.savez(tmp_path / "t.npz", topk_ids=np.array([[0, 1, 2]]))
+    assert main.run(["sweep", *recorded, "--routing", str(tmp_path / "t.npz")]) == 2
+    assert "records top-3 choices, the layer takes top-2" in capsys.readouterr().err
+
+
+def test_another_routing_than_the_recorded_one_exits_with_3(recorded, capsys):
+    assert main.run(["sweep", *recorded, "--tokens", "1", "--routing", "zipf"]) == 3
+    assert "only the recorded trials of uniform routing, asked was zipf:1.1" in capsys.readouterr().err
 
 
 def test_ctrl_c_in_a_sweep_exits_with_130(monkeypatch, capsys):

@@ -16,6 +16,7 @@ from moetune import tuning
 from moetune.engine import events
 from moetune.engine.budget import Budget
 from moetune.errors import MissingError, UsageError
+from moetune.models.routing import UNIFORM, Hot, Zipf, parse_routing
 from moetune.outcome import Measured, Stage, Subject
 from moetune.store import Store, load_recording, recording, save_recording
 from moetune.tuning import Bed, SweepRequest, replay_bed, run_on
@@ -317,3 +318,48 @@ def test_a_shipped_recording_replays_to_plans_that_were_timed_as_layers(key, tmp
 
 def without_smem(plan):
     return replace(plan, gate_up=replace(plan.gate_up, smem_size=None), down=replace(plan.down, smem_size=None))
+
+
+def sweep_routed(fake_backend, folder, routing, **changes):
+    """A sweep under another routing, as the GPU's bed would hold it."""
+    backend = fake_backend()
+    bed = bed_of(backend, folder)
+    bed = replace(bed, provenance=replace(bed.provenance, routing=routing.text))
+    request = replace(SweepRequest(shape=SHAPE, tokens=TOKENS, routing=routing), **changes)
+    seen = []
+    return run_on(bed, request, Budget(None), seen.append), backend, seen
+
+
+def test_a_sweep_under_another_routing_shares_no_trial_and_keeps_no_entry(fake_backend, tmp_path):
+    sweep_on(fake_backend(), tmp_path)
+    result, backend, seen = sweep_routed(fake_backend, tmp_path, Zipf(), tokens=(8, 64))
+    assert seen[0].resumed == 0
+    assert seen[0].routing == "zipf:1.1"
+    assert backend.calls["first_launch", 8] > 0 < backend.calls["first_launch", 64]
+    assert (tuple(result.table.entries), result.kept) == ((8, 64), ())
+    table = TunedTable.parse(result.table_path.read_bytes(), "the table")
+    assert table.routing == "zipf:1.1"
+    again, _, seen = sweep_routed(fake_backend, tmp_path, Zipf(), tokens=(16,))
+    assert tuple(again.table.entries) == (8, 16, 64)  # of one routing are kept as ever
+    back, uniform = [], fake_backend()
+    assert tuple(sweep_on(uniform, tmp_path, back.append, tokens=(1,)).table.entries) == (1,)
+    assert back[0].resumed > 0
+
+
+def test_a_recording_carries_its_routing_and_replays_under_no_other(fake_backend, tmp_path):
+    live, _, _ = sweep_routed(fake_backend, tmp_path, Hot(0.7), record=tmp_path / "hot.jsonl.xz")
+    recorded = load_recording(tmp_path / "hot.jsonl.xz")
+    assert recorded.provenance.routing == "hot:0.7"
+    request = SweepRequest(shape=SHAPE, tokens=TOKENS, out_dir=tmp_path / "replay", routing=Hot(0.7))
+    table = run_on(replay_bed(recorded, request), request, Budget(None), lambda _: None).table
+    assert (table.routing, plans_of(table)) == ("hot:0.7", plans_of(live.table))
+    with pytest.raises(MissingError, match=r"trials of hot:0\.7 routing, asked was uniform"):
+        replay_bed(recorded, replace(request, routing=UNIFORM))
+
+
+def test_a_trace_of_another_layer_is_refused_before_anything_runs(tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "t.npz", topk_ids=np.array([[0, 9]]))
+    with pytest.raises(UsageError, match="names expert 9, the layer has 8"):
+        tuning.sweep(SweepRequest(shape=SHAPE, tokens=TOKENS, routing=parse_routing(str(tmp_path / "t.npz"))))
