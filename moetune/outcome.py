@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
 from moetune_kernels.config import MoEKernelConfig
 from moetune_kernels.plan import LayerPlan
+
+TIME_DIGITS = 3  # of a stored round in microseconds; CUDA events tell no less
+_LOW, _HIGH = 0.2, 0.8
 
 
 class Source(Enum):
@@ -55,6 +60,33 @@ class Figure:
         return cls(known["value"], Source(known["source"]), known.get("reason"))
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Median of repeated times, and half the range between their 20th and 80th percentile; microseconds."""
+
+    median_us: float
+    spread_us: float
+    count: int
+
+
+def summarize(times_us: Sequence[float]) -> Sample:
+    """Summarise at least one time.
+
+    >>> summarize([1.0, 2.0, 3.0, 4.0, 100.0])
+    Sample(median_us=3.0, spread_us=10.6, count=5)
+    """
+    ordered = sorted(times_us)
+    half_range = (_quantile(ordered, _HIGH) - _quantile(ordered, _LOW)) / 2
+    return Sample(round(statistics.median(ordered), 4), round(half_range, 4), len(ordered))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """What the compiler reports of one kernel: registers per thread, spilled registers, bytes, threads per block.
@@ -74,7 +106,11 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A trial that ran: time in microseconds (median, and half the 20th to 80th percentile range) and its figures."""
+    """A trial that ran: time in microseconds (median, and half the 20th to 80th percentile range) and its figures.
+
+    ``times_us`` are its times in the order of the rounds, where plans were timed against each other in rounds; empty
+    where each was timed alone.
+    """
 
     median_us: float
     spread_us: float
@@ -83,6 +119,7 @@ class Measured:
     bandwidth_gbps: Figure
     issue_efficiency: Figure
     source: Source = Source.EVENT
+    times_us: tuple[float, ...] = ()
 
 
 class FailureKind(Enum):

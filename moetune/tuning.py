@@ -50,6 +50,7 @@ __all__ = ["Bed", "SweepRequest", "SweepResult", "replay_bed", "run_on", "sweep"
 
 REPLAY_DIRECTORY = Path("moetune-replay")
 CLOSING_SHARE = 0.03  # of the budget: process start before, and end after, what the budget counts
+MOST_NOISE = 0.2
 RECORDING_SUFFIXES = (".xz", ".gz")
 
 
@@ -163,6 +164,8 @@ def _checked(request: SweepRequest) -> SweepRequest:
         raise UsageError(f"strategy must be one of {', '.join(STRATEGIES)}, got {request.strategy!r}")
     if request.record is not None and request.record.suffix not in RECORDING_SUFFIXES:
         raise UsageError(f"a recording's name ends in .jsonl.xz or .jsonl.gz, got {request.record.name}")
+    if not 0 <= request.noise <= MOST_NOISE:  # also refuses NaN
+        raise UsageError(f"the noise must be from 0 to {MOST_NOISE:g} of a time, got {request.noise:g}")
     reason = why_not_of(request.routing, request.shape)
     if reason is not None:
         raise UsageError(reason)
@@ -173,7 +176,14 @@ def _job(request: SweepRequest, budget: Budget) -> Job:
     workers = max(len(os.sched_getaffinity(0)) - 1, 1)
     kernels = affordable_kernels(request.budget_s, workers)
     polish = int(POLISH_SHARE * kernels)
-    return Job(tokens=request.tokens, budget=budget, kernels=kernels - polish, polish=polish, seed=request.seed)
+    return Job(
+        tokens=request.tokens,
+        budget=budget,
+        kernels=kernels - polish,
+        polish=polish,
+        seed=request.seed,
+        noise=request.noise,
+    )
 
 
 def _known(store: Store, bed: Bed, request: SweepRequest) -> dict[Key, Trial]:

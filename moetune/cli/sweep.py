@@ -27,6 +27,7 @@ from moetune.cli.options import (
     output_dir,
     output_file,
     parse_budget,
+    parse_noise,
     parse_target,
     parse_tokens,
     resolve,
@@ -56,6 +57,14 @@ TokensOpt = Annotated[
 BudgetOpt = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Wall time to keep to; none by default.", rich_help_panel=_SEARCH),
+]
+NoiseOpt = Annotated[
+    float,
+    typer.Option(
+        metavar="PERCENT",
+        help="Difference under which two plans are equal and the simpler one wins.",
+        rich_help_panel=_SEARCH,
+    ),
 ]
 FreshOpt = Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.", rich_help_panel=_SEARCH)]
 OutOpt = Annotated[
@@ -102,6 +111,7 @@ def sweep(
     tokens: TokensOpt = SWEEP_TOKENS,
     routing: RoutingOpt = "uniform",
     budget: BudgetOpt = None,
+    noise: NoiseOpt = 0.5,
     device: DeviceOpt = 0,
     target: TargetOpt = None,
     fresh: FreshOpt = False,
@@ -124,6 +134,7 @@ def sweep(
         shape=layer.shape,
         tokens=counts,
         routing=parse_routing(routing),
+        noise=parse_noise(noise),
         budget_s=budget_s,
         device_index=device,
         out_dir=output_dir(out_dir),

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetune.engine.decide import NOISE
 from moetune.models.routing import UNIFORM, Routing
 from moetune_kernels.shape import MoEShape
 from moetune_kernels.table import TunedTable
@@ -29,6 +30,7 @@ class SweepRequest:
         record: file for a recording of all trials (``.jsonl.xz``).
         strategy: which search races the candidates.
         routing: how tokens choose experts while they are timed.
+        noise: the share of a time under which two plans are equal and the simpler one wins.
     """
 
     shape: MoEShape
@@ -44,6 +46,7 @@ class SweepRequest:
     record: Path | None = None
     strategy: str = "staged"
     routing: Routing = UNIFORM
+    noise: float = NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from moetune.engine.budget import Allowance, Budget, Deadline
 from moetune.engine.compose import FEW_FINALISTS, FINALISTS, block_ms, compose
 from moetune.engine.costs import KERNEL_S, Costs
 from moetune.engine.counting import count_winners
+from moetune.engine.decide import NOISE
 from moetune.engine.entries import entry_of, with_figures, with_ranges
 from moetune.engine.events import (
     CountersStarted,
@@ -53,6 +54,7 @@ class Job:
         kernels: how many kernels the first round compiles, both roles together.
         polish: how many neighbours of winners are compiled afterwards, both roles together.
         seed: of the strategies that draw.
+        noise: the share of a time under which two plans are equal.
     """
 
     tokens: tuple[int, ...]
@@ -60,6 +62,7 @@ class Job:
     kernels: int
     polish: int
     seed: int = 0
+    noise: float = NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +200,7 @@ class Session:
             self._cut_short(
                 f"{tokens} tokens had no time for a race: the default and neighbouring winners were compared"
             )
-        finals = Finals(self._bench, tokens, self.ports.default_plan(tokens), allowance.deadline)
+        finals = Finals(self._bench, tokens, self.ports.default_plan(tokens), allowance.deadline, self.job.noise)
         before = [self._memory.winners[tokens]] if tokens in self._memory.winners else []
         # Where layers are recorded, a sum of kernels has no chance to be measured, and none to be believed before them.
         entrants = self.backend.recorded_plans(tokens) or [*plans, *before, *preferred]

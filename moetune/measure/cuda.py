@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -29,11 +30,11 @@ from moetune.measure.inputs import (
 )
 from moetune.measure.open_count import OpenCount
 from moetune.measure.router import router_of
-from moetune.measure.timer import CapturedLayers, Launch, Timer, finish, summarize
+from moetune.measure.timer import CapturedLayers, Launch, Timer, finish
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
 from moetune.models.routing import UNIFORM, Routing
-from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome
+from moetune.outcome import TIME_DIGITS, Compiled, Failed, FailureKind, Figure, Measured, Outcome, summarize
 from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.kernel_call import launch_all
@@ -284,13 +285,16 @@ class CudaBackend:
         return self._answer(lambda: graphs.capture(self._now_open.layer(plan, logits)))
 
     def _layer_outcome(self, plan: LayerPlan, times_us: list[float]) -> Outcome:
-        sample = summarize(times_us)
+        rounds_us = tuple(
+            round(time_us, TIME_DIGITS) for time_us in times_us
+        )  # as they are stored, so replays decide alike
+        sample = summarize(rounds_us)
         parts = [self._instructions(role, plan.config(role)) for role in Role]
         known = [part for part in parts if part is not None]
         total = sum(known) if len(known) == len(parts) else None
         note = "the two GEMMs' instructions; routing and combine are not counted" if total is not None else None
         issue = self._issue_rate().efficiency(total, sample.median_us, note)
-        return measured(sample, self._layer_work(), issue)
+        return replace(measured(sample, self._layer_work(), issue), times_us=rounds_us)
 
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
         """Compare the whole layer with the reference on rows of another seed."""

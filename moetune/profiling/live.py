@@ -17,10 +17,10 @@ from moetune.measure.inputs import ExpertWeights
 from moetune.measure.ncu import UNLOCK, Blocked, blocked
 from moetune.measure.parts import SEED, LayerParts, Part, layer_parts, resident_weights
 from moetune.measure.router import Router, router_of
-from moetune.measure.timer import CapturedLayers, Launch, Timer, summarize
+from moetune.measure.timer import CapturedLayers, Launch, Timer
 from moetune.models.roofline import nominal_peaks, total_experts
 from moetune.models.routing import UNIFORM
-from moetune.outcome import Compiled, Failed
+from moetune.outcome import Compiled, Failed, summarize
 from moetune.profiling.analytical import ROLES, Load
 from moetune.profiling.assemble import Timed, assemble
 from moetune.profiling.memory import resident_experts, sharing_note

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from math import isfinite
 from typing import Any, cast
 
-from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
+from moetune.outcome import (
+    TIME_DIGITS,
+    Compiled,
+    Failed,
+    FailureKind,
+    Figure,
+    Measured,
+    Outcome,
+    Source,
+    Stage,
+    Subject,
+    Trial,
+)
 from moetune_kernels.config import MoEKernelConfig
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MAX_TOKENS
@@ -17,6 +30,7 @@ Choice = MoEKernelConfig | LayerPlan | int
 
 MAX_TEXT = 2000  # of a failure's reason; a compiler that prints its whole input must not fill the store
 FIGURES = ("flops_per_byte", "bandwidth_gbps", "issue_efficiency")
+MAX_ROUNDS = 1000
 COMPILED_COUNTS = ("registers", "spills", "smem_bytes", "block_size")
 COMPILED_OPTIONS = ("fixed_instructions", "loop_instructions")
 
@@ -89,6 +103,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         "samples": outcome.samples,
         "source": outcome.source.value,
         **{name: _figure_to_json(getattr(outcome, name)) for name in FIGURES},
+        **({"times_us": [round(time_us, TIME_DIGITS) for time_us in outcome.times_us]} if outcome.times_us else {}),
     }
 
 
@@ -97,7 +112,7 @@ def outcome_from_json(value: Any) -> Outcome:
     if isinstance(value, dict) and "kind" in value:
         failed = _object(cast("Any", value), "a failure", {"kind", "reason"})
         return Failed(FailureKind(failed["kind"]), str(failed["reason"])[:MAX_TEXT])
-    fields = _object(value, "a measurement", {"median_us", "spread_us", "samples", "source", *FIGURES})
+    fields = _object(value, "a measurement", {"median_us", "spread_us", "samples", "source", *FIGURES}, {"times_us"})
     median_us, spread_us = _number(fields["median_us"], "median_us"), _number(fields["spread_us"], "spread_us")
     if median_us <= 0 or spread_us < 0:
         raise ValueError(f"a time must be positive, got {median_us} with a spread of {spread_us}")
@@ -106,6 +121,7 @@ def outcome_from_json(value: Any) -> Outcome:
         spread_us=spread_us,
         samples=_whole(fields["samples"], "samples", 1 << 30),
         source=Source(fields["source"]),
+        times_us=_times_us(fields.get("times_us", [])),
         **{name: _figure_from_json(fields[name]) for name in FIGURES},
     )
 
@@ -123,6 +139,15 @@ def compiled_from_json(value: Any) -> Compiled:
     return Compiled(**counts, **options, tensor_instruction=instruction)
 
 
+def _times_us(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(cast("list[Any]", value)) > MAX_ROUNDS:
+        raise ValueError(f"times_us must be a list of at most {MAX_ROUNDS} times")
+    times_us = tuple(_number(time_us, "a time") for time_us in cast("list[Any]", value))
+    if any(time_us <= 0 for time_us in times_us):
+        raise ValueError("times_us must be positive")
+    return times_us
+
+
 def _figure_to_json(figure: Figure) -> dict[str, Any]:
     value = figure.to_json()
     return value if figure.value is None else value | {"value": float(f"{figure.value:.6g}")}
@@ -135,13 +160,13 @@ def _figure_from_json(value: Any) -> Figure:
     return figure
 
 
-def _object(value: Any, what: str, names: set[str]) -> Mapping[str, Any]:
+def _object(value: Any, what: str, names: set[str], optional: AbstractSet[str] = frozenset()) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be an object, got {type(value).__name__}")  # noqa: TRY004  one kind of error
     fields = cast("dict[str, Any]", value)
-    if set(fields) != names:
+    if not names <= set(fields) <= names | optional:
         raise ValueError(
-            f"{what} has unknown fields {sorted(set(fields) - names)} and lacks {sorted(names - set(fields))}"
+            f"{what} has unknown fields {sorted(set(fields) - names - optional)} and lacks {sorted(names - set(fields))}"
         )
     return fields
 

@@ -43,6 +43,7 @@ def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
         "--routing",
         "zipf:1.3",
     ]
+    options += ["--noise", "1.5"]
     options += ["--store", str(tmp_path / "s.sqlite"), "--record", str(tmp_path / "r.jsonl.xz")]
     monkeypatch.setattr(sys, "argv", ["moetune", *options])
     assert main.run(options) == 1
@@ -51,7 +52,7 @@ def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
     assert request.shape.format is WeightFormat.FP16
     assert request.tokens == (1, 64)
     assert (request.budget_s, request.device_index, request.fresh) == (240.0, 1, True)
-    assert request.routing.text == "zipf:1.3"
+    assert (request.routing.text, request.noise) == ("zipf:1.3", 0.015)
     assert "--routing zipf:1.3" in request.command
     assert request.out_dir == tmp_path / "tables"
     assert request.store_path == tmp_path / "s.sqlite"
@@ -68,7 +69,7 @@ def test_the_defaults_are_the_documented_ones(asked):
     assert request.tokens[-1] == 16384
     assert (request.budget_s, request.device_index, request.out_dir, request.store_path) == (None, 0, None, None)
     assert not request.fresh
-    assert request.routing.text == "uniform"
+    assert (request.routing.text, request.noise) == ("uniform", 0.005)
 
 
 def test_the_store_may_come_from_the_environment(asked, monkeypatch, tmp_path):
@@ -91,6 +92,9 @@ def test_the_store_may_come_from_the_environment(asked, monkeypatch, tmp_path):
         (["--target", "sm_75"], "--target must be one of"),
         (["--target", "sm_90", "--record", "r.jsonl.xz"], "leave --out, --record and --routing away"),
         (["--store", "."], "is a folder; give a file"),
+        (["--noise", "-1"], "--noise must be from 0 to 20 percent, got -1"),
+        (["--noise", "nan"], "--noise must be from 0 to 20 percent"),
+        (["--noise", "50"], "--noise must be from 0 to 20 percent, got 50"),
         (["--routing", "zipf:0"], "exponent must be from"),
         (["--routing", "skewed"], "--routing takes uniform, zipf"),
         (["--routing", "nowhere.npz"], "cannot be read (No such file"),

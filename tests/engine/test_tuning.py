@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -17,7 +18,7 @@ from moetune.engine import events
 from moetune.engine.budget import Budget
 from moetune.errors import MissingError, UsageError
 from moetune.models.routing import UNIFORM, Hot, Zipf, parse_routing
-from moetune.outcome import Measured, Stage, Subject
+from moetune.outcome import Measured, Stage, Subject, summarize
 from moetune.store import Store, load_recording, recording, save_recording
 from moetune.tuning import Bed, SweepRequest, replay_bed, run_on
 from moetune_kernels.heuristic import heuristic_plan
@@ -363,3 +364,72 @@ def test_a_trace_of_another_layer_is_refused_before_anything_runs(tmp_path):
     np.savez(tmp_path / "t.npz", topk_ids=np.array([[0, 9]]))
     with pytest.raises(UsageError, match="names expert 9, the layer has 8"):
         tuning.sweep(SweepRequest(shape=SHAPE, tokens=TOKENS, routing=parse_routing(str(tmp_path / "t.npz"))))
+
+
+def in_rounds(fake_backend, **hooks):
+    """A GPU whose layers are timed in rounds, with noise of a percent."""
+    from random import Random
+
+    class InRounds(fake_backend):
+        draw = Random(5)
+
+        def layer(self, plan, rounds):
+            true_us = super().layer(plan, rounds).median_us
+            times_us = tuple(round(true_us * self.draw.gauss(1.0, 0.01), 3) for _ in range(rounds))
+            sample = summarize(times_us)
+            return replace(
+                super().layer(plan, rounds),
+                median_us=sample.median_us,
+                spread_us=sample.spread_us,
+                samples=sample.count,
+                times_us=times_us,
+            )
+
+    return InRounds(**hooks)
+
+
+def test_a_replay_decides_by_the_recorded_rounds_and_never_counts_them_twice(fake_backend, tmp_path):
+    live = sweep_on(in_rounds(fake_backend), tmp_path, record=tmp_path / "rounds.jsonl.xz")
+    recorded = load_recording(tmp_path / "rounds.jsonl.xz")
+    finals = [trial for trial in recorded.trials if trial.stage is Stage.FINAL and isinstance(trial.outcome, Measured)]
+    assert all(len(trial.outcome.times_us) == trial.outcome.samples for trial in finals)
+    assert len({trial.outcome.samples for trial in finals}) > 2  # some were clear sooner than others
+    request = SweepRequest(shape=SHAPE, tokens=TOKENS, out_dir=tmp_path / "replay")
+    replayed = run_on(replay_bed(recorded, request), request, Budget(None), lambda _: None)
+    assert plans_of(replayed.table) == plans_of(live.table)
+    for tokens, entry in live.table.entries.items():
+        again = replayed.table.entries[tokens]
+        assert (again.median_us, again.spread_us, again.baseline_us) == (
+            entry.median_us,
+            entry.spread_us,
+            entry.baseline_us,
+        )
+
+
+def test_the_noise_that_was_asked_for_decides_what_is_adopted(fake_backend, tmp_path):
+    """No config is more than 20% faster than another, so under a noise of 20% every default plan stays."""
+
+    def kernel_us(role, config, tokens):
+        return 500.0 * (1.0 - 0.18 * (crc32(f"{role} {tokens} {config}".encode()) % 997) / 997)
+
+    few, many = (
+        sweep_on(in_rounds(fake_backend, kernel_us=kernel_us), tmp_path / str(noise), noise=noise).table
+        for noise in (0.2, 0.005)
+    )
+    defaults = {tokens: heuristic_plan(SHAPE, tokens, fake_backend().device) for tokens in TOKENS}
+
+    def adopted(table):
+        return {
+            tokens
+            for tokens, entry in table.entries.items()
+            if without_smem(entry.plan) != without_smem(defaults[tokens])
+        }
+
+    assert adopted(few) == set()
+    assert len(adopted(many)) >= 4
+
+
+@pytest.mark.parametrize("noise", [-0.001, 0.21, float("nan"), float("inf")])
+def test_a_noise_that_makes_no_sense_is_refused(noise):
+    with pytest.raises(UsageError, match=r"noise must be from 0 to 0\.2"):
+        tuning.sweep(SweepRequest(shape=SHAPE, tokens=TOKENS, noise=noise))

@@ -10,7 +10,7 @@ import pytest
 
 from moetune.outcome import Failed, FailureKind, Figure, Measured, Source, Stage, Subject, Trial
 from moetune.store import Provenance, Recording, RecordingError, load_recording, recording, save_recording
-from moetune.store.codec import trial_to_json
+from moetune.store.codec import outcome_from_json, outcome_to_json, trial_to_json
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS
 from moetune_kernels.plan import LayerPlan
@@ -190,3 +190,17 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path):
         save_recording(RECORDING, tmp_path / "folder" / "tiny.jsonl.xz")
     assert replace(RECORDING) == RECORDING
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_rounds_of_a_measurement_come_back_as_they_went_in():
+    outcome = replace(MEASURED, times_us=(12.345, 12.5, 1000.125))
+    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+    assert "times_us" not in outcome_to_json(MEASURED)
+
+
+@pytest.mark.parametrize(
+    "times_us", [5, None, "12", [0.0], [-1.0], [True], ["12"], [float("inf")], [None], [1.0] * 1001, {"0": 1.0}]
+)
+def test_rounds_that_are_no_times_are_refused(times_us):
+    with pytest.raises(ValueError, match="time"):
+        outcome_from_json(outcome_to_json(MEASURED) | {"times_us": times_us})
