@@ -105,6 +105,30 @@ def test_near_plans_are_timed_on_until_they_are_told_apart_and_those_far_behind_
     assert len(outcomes[FANCY].times_us) == len(outcomes[DEFAULT].times_us) > FIRST_BLOCK
 
 
+def test_a_plan_that_is_surely_slower_but_by_less_than_the_noise_is_timed_on_because_it_may_win_by_being_simpler():
+    gpu = NoisyGpu({DEFAULT: 100.0, FANCY: 80.0, OTHER: 80.02, SIMPLE: 80.3}, sigma=0.001)
+    outcomes = heat_of(gpu, noise=0.005)
+    assert len(gpu.blocks) == 1  # all clear already: what follows asks the rule itself
+    assert not [
+        one for one in (SIMPLE, OTHER) if one not in LastHeat(gpu.time, DEFAULT, NEVER, 0.005)._contenders(outcomes)
+    ]
+    assert SIMPLE not in LastHeat(gpu.time, DEFAULT, NEVER, 0.001)._contenders(outcomes)
+
+
+def test_recorded_rounds_are_all_that_there_are(fake_backend):
+    """A replay gives the same rounds however often it is asked: to add them up would only look surer."""
+    gpu = NoisyGpu({DEFAULT: 100.0, SIMPLE: 99.0}, sigma=0.03)
+    kept = gpu.time([SIMPLE, DEFAULT], FIRST_BLOCK)
+    backend, asked = fake_backend(), []
+    backend.recorded_plans = lambda tokens: list(kept)
+    backend.time_layers = lambda plans, rounds: asked.append(rounds) or [kept[one] for one in plans]
+    backend.open(64)
+    verdict = Finals(Bench(backend, backend.journal, lambda _: None), 64, DEFAULT, NEVER).run([SIMPLE])
+    assert asked == [FIRST_ROUNDS, FEWEST_ROUNDS]
+    assert {trial.outcome.samples for trial in backend.journal.trials} == {FIRST_BLOCK}
+    assert verdict.winner.plan == DEFAULT
+
+
 def test_all_rounds_count_in_what_comes_out():
     gpu = NoisyGpu({DEFAULT: 100.0, FANCY: 80.3, OTHER: 80.0}, seed=3, sigma=0.006)
     outcome = heat_of(gpu)[OTHER]
