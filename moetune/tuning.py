@@ -16,13 +16,16 @@ from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
 from moetune.engine.entries import with_ranges
 from moetune.engine.events import Emit, Event, SweepStarted, TokenFailed, Warned
+from moetune.engine.held_down import HeldDown
 from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
+from moetune.measure.card import card_state, troubles, why_refused
+from moetune.measure.clocks import Clocks
 from moetune.measure.replay import ReplayBackend
 from moetune.models.routing import why_not_of
-from moetune.outcome import Trial
+from moetune.outcome import ClockSpan, Trial
 from moetune.store import (
     Provenance,
     Recording,
@@ -70,12 +73,14 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
 
     Raises:
         UsageError: the request makes no sense.
-        MissingError: no GPU, and no recording of this shape.
+        MissingError: no GPU, and no recording of this shape; or the sweep is strict and the GPU is not idle.
         RunError: nothing could be tuned, or store, recording or table failed.
         UnsupportedDeviceError: there is no such CUDA device.
     """
     budget = Budget(None if request.budget_s is None else (1.0 - CLOSING_SHARE) * request.budget_s)
     request = _checked(request)
+    if _gpu_is_there():
+        _look_at_the_card(request, on_event)
     bed = _gpu_bed(request) if _gpu_is_there() else _replay_bed(request)
     with closing(bed.backend):
         return run_on(bed, request, budget, on_event)
@@ -88,24 +93,16 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
         known = _known(store, bed, request)
         store.forget_replays(bed.provenance)
         run = store.begin(bed.provenance, request.command)
-        on_event(
-            SweepStarted(
-                bed.backend.name,
-                bed.backend.device,
-                request.shape,
-                request.tokens,
-                bed.store_path,
-                len(known),
-                bed.provenance.routing,
-            )
-        )
-
+        on_event(_started(bed, request, len(known)))
         kept = _kept(bed, table)
 
         def write(entries: Mapping[int, Entry], ceilings: Ceilings) -> Path:
             return write_table(_filled(table, bed, with_ranges(kept | dict(entries)), ceilings), bed.out_dir)
 
+        held_down = HeldDown()
+
         def emit(event: Event) -> None:
+            held_down.note(event)
             if isinstance(event, TokenFailed):
                 kept.pop(event.tokens, None)  # what does not run any more is not kept either
             on_event(event)
@@ -119,11 +116,30 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
             emit=emit,
         )
         result = Session(bed.backend, _job(request, budget), ports).run()
-        _warn_of_slow_clocks(bed.backend, on_event)
+        clocks = _clocks_of(bed.backend)
+        if clocks is not None and clocks.warning:
+            on_event(Warned(clocks.warning))
         filled = _filled(table, bed, with_ranges(kept | dict(result.entries)), bed.backend.ceilings())
         if request.record is not None:
             _record(store, bed, request, filled)
-    return _result(bed, result, filled)
+    return replace(_result(bed, result, filled), clocks=clocks, held_down=held_down.counts)
+
+
+def _started(bed: Bed, request: SweepRequest, known: int) -> SweepStarted:
+    backend, routing = bed.backend, bed.provenance.routing
+    return SweepStarted(backend.name, backend.device, request.shape, request.tokens, bed.store_path, known, routing)
+
+
+def _look_at_the_card(request: SweepRequest, on_event: Emit) -> None:
+    """Tell of a GPU that others use or that is throttled, or refuse it; before a context of ours is on it."""
+    device_info(request.device_index)  # raises for a device that is not there
+    with closing(Clocks.of_device(request.device_index)) as clocks:
+        state = card_state(clocks)
+    reason = why_refused(state) if request.strict else None
+    if reason is not None:
+        raise MissingError(f"--strict: {reason}")
+    for trouble in troubles(state):
+        on_event(Warned(trouble))
 
 
 def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:
@@ -149,11 +165,9 @@ def _made_with(table: TunedTable) -> tuple[object, ...]:
     return (table.backend, table.device, table.shape, table.triton, table.torch, table.driver, table.routing)
 
 
-def _warn_of_slow_clocks(backend: Backend, on_event: Emit) -> None:
-    """Tell when the GPU was throttled or busy: only a live backend has clocks."""
-    reading = backend.clocks() if hasattr(backend, "clocks") else None  # pyright: ignore[reportAttributeAccessIssue]
-    if reading is not None and reading.warning:
-        on_event(Warned(reading.warning))
+def _clocks_of(backend: Backend) -> ClockSpan | None:
+    """Return what the GPU's clocks were: only a live backend has any."""
+    return backend.clocks() if hasattr(backend, "clocks") else None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _checked(request: SweepRequest) -> SweepRequest:
@@ -183,6 +197,7 @@ def _job(request: SweepRequest, budget: Budget) -> Job:
         polish=polish,
         seed=request.seed,
         noise=request.noise,
+        strict=request.strict,
     )
 
 

@@ -67,6 +67,14 @@ NoiseOpt = Annotated[
     ),
 ]
 FreshOpt = Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.", rich_help_panel=_SEARCH)]
+StrictOpt = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse a GPU that others use or that is too hot, and entries measured on one.",
+        rich_help_panel=_SEARCH,
+    ),
+]
 OutOpt = Annotated[
     Path | None,
     typer.Option(
@@ -112,6 +120,7 @@ def sweep(
     routing: RoutingOpt = "uniform",
     budget: BudgetOpt = None,
     noise: NoiseOpt = 0.5,
+    strict: StrictOpt = False,
     device: DeviceOpt = 0,
     target: TargetOpt = None,
     fresh: FreshOpt = False,
@@ -135,6 +144,7 @@ def sweep(
         tokens=counts,
         routing=parse_routing(routing),
         noise=parse_noise(noise),
+        strict=strict,
         budget_s=budget_s,
         device_index=device,
         out_dir=output_dir(out_dir),
@@ -175,4 +185,28 @@ def closing_lines(result: SweepResult) -> list[str]:
         lines.append(
             f"No GPU was used: these are recorded trials of the {result.table.device.name} (backend {result.backend})."
         )
-    return [*lines, f"table: {result.table_path}"]
+    return [*lines, *clock_lines(result), f"table: {result.table_path}"]
+
+
+def clock_lines(result: SweepResult) -> list[str]:
+    """Return what the GPU's clocks were while it was timed, and why they were held down; nothing where nobody knows."""
+    clocks = result.clocks
+    if clocks is None:
+        return []
+    at_most = f" of {clocks.sm_max_mhz}" if clocks.sm_max_mhz else ""
+    known = [
+        clocks.sm_mhz and f"SM {_span(clocks.sm_mhz)}{at_most} MHz",
+        clocks.memory_mhz and f"memory {_span(clocks.memory_mhz)} MHz",
+        clocks.temperature_c and f"{_span(clocks.temperature_c)} C",
+        clocks.power_w and f"{_span(clocks.power_w)} W",
+    ]
+    said = ", ".join(filter(None, known))
+    lines = [f"clocks: {said}"] if said else []
+    for reason, counts in result.held_down.items():
+        lines.append(f"{reason} in the finals of {', '.join(map(str, counts))} tokens")
+    return lines
+
+
+def _span(pair: tuple[float, float]) -> str:
+    low, high = (f"{value:.0f}" for value in pair)
+    return low if low == high else f"{low} to {high}"

@@ -19,6 +19,7 @@ from moetune.engine.events import (
     SweepStarted,
     TokenDone,
     TokenFailed,
+    TokenRefused,
     Warned,
 )
 from moetune_kernels.table import UNIFORM, span_text
@@ -98,7 +99,7 @@ def headline(event: Event) -> str | None:
             return f"{backend}: {shape.key} on {device.name}{routed}{known}"
         case SpaceReady(role=role, kept=kept, legal=legal, removed=removed):
             return f"{role.value}: {kept} candidates of {legal} that can run ({sum(removed.values())} cannot)"
-        case TokenFailed(tokens=tokens, reason=reason):
+        case TokenFailed(tokens=tokens, reason=reason) | TokenRefused(tokens=tokens, reason=reason):
             return f"{span_text(tokens, tokens)}: no entry, {reason}"
         case CountersStarted(entries=entries):
             return f"reading hardware counters of {entries} winners"

@@ -14,6 +14,7 @@ from moetune.engine.events import (
     SweepStarted,
     TokenDone,
     TokenFailed,
+    TokenRefused,
     TokenRevisited,
     TokenStarted,
     TrialEnded,
@@ -111,7 +112,7 @@ class SweepProgress:
             case TokenDone(entry=entry):
                 self._step()
                 self._row(entry.tokens).entry = entry
-            case TokenFailed(tokens=tokens, reason=reason):
+            case TokenFailed(tokens=tokens, reason=reason) | TokenRefused(tokens=tokens, reason=reason):
                 self._step()
                 self._row(tokens).failed = reason
             case _:

@@ -102,3 +102,12 @@ def _median_us(finalist: Finalist) -> float:
 
 def _error_us(measured: Measured) -> float:
     return SPREAD_TO_ERROR * measured.spread_us / sqrt(max(measured.samples, 1))
+
+
+def distrusted(measured: Measured) -> str | None:
+    """Say why a strict sweep keeps no such time, or None when it does.
+
+    A power cap is no reason: a large card under full load is always at it, in production too.
+    """
+    slowdowns = measured.clocks.slowdowns if measured.clocks is not None else ()
+    return f"the GPU was held down while it was timed ({', '.join(slowdowns)})" if slowdowns else None

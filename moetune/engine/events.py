@@ -89,6 +89,14 @@ class TokenFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRefused:
+    """One token count was measured in a state that is not trusted, so the table gets no entry of it; and why."""
+
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableWritten:
     """The table on disk holds ``entries`` entries."""
 
@@ -119,6 +127,7 @@ Event = (
     | TrialEnded
     | TokenDone
     | TokenFailed
+    | TokenRefused
     | TableWritten
     | CountersStarted
     | Warned

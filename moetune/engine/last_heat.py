@@ -10,7 +10,7 @@ from moetune.engine.bench import time_of
 from moetune.engine.budget import Deadline
 from moetune.engine.decide import Finalist, ranking
 from moetune.engine.paired import gap
-from moetune.outcome import Failed, Figure, Measured, Outcome, summarize
+from moetune.outcome import Failed, Figure, Measured, Outcome, over_all, summarize
 from moetune_kernels.plan import LayerPlan
 
 # Rounds are even: the order is reversed every other round, so that a drift of the clocks hits all plans alike.
@@ -128,6 +128,7 @@ def _joined(one: Outcome, more: Outcome) -> Outcome:
         spread_us=sample.spread_us,
         samples=sample.count,
         times_us=times_us,
+        clocks=over_all([one.clocks, more.clocks]),
         bandwidth_gbps=_times(more.bandwidth_gbps, faster),
         issue_efficiency=_times(more.issue_efficiency, faster),
     )

@@ -13,7 +13,7 @@ from moetune.engine.budget import Allowance, Budget, Deadline
 from moetune.engine.compose import FEW_FINALISTS, FINALISTS, block_ms, compose
 from moetune.engine.costs import KERNEL_S, Costs
 from moetune.engine.counting import count_winners
-from moetune.engine.decide import NOISE
+from moetune.engine.decide import NOISE, distrusted
 from moetune.engine.entries import entry_of, with_figures, with_ranges
 from moetune.engine.events import (
     CountersStarted,
@@ -22,6 +22,7 @@ from moetune.engine.events import (
     TableWritten,
     TokenDone,
     TokenFailed,
+    TokenRefused,
     TokenRevisited,
     TokenStarted,
     Warned,
@@ -55,6 +56,7 @@ class Job:
         polish: how many neighbours of winners are compiled afterwards, both roles together.
         seed: of the strategies that draw.
         noise: the share of a time under which two plans are equal.
+        strict: write no entry that was measured while the GPU was held down.
     """
 
     tokens: tuple[int, ...]
@@ -63,6 +65,7 @@ class Job:
     polish: int
     seed: int = 0
     noise: float = NOISE
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,7 @@ class Session:
     _memory: Memory = field(default_factory=Memory)
     _entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
     _verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
+    _refused: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self._emit = self.ports.emit
@@ -132,6 +136,8 @@ class Session:
             self._one_count(counts[place - 1 :])
         self._look_again()
         if not self._entries:
+            if self._refused:
+                raise RunError(f"no entry is worth keeping: {self._refused[0]}; cool the GPU, or leave --strict away")
             reasons = ", ".join(f"{count} {kind.value}" for kind, count in self._bench.failures.most_common())
             raise RunError(f"no token count has a plan that runs and is right ({reasons}); see `moetune doctor`")
         self._count_winners()
@@ -182,6 +188,10 @@ class Session:
             return
         bound_us = self.backend.bound_us()
         self.ports.journal.record_bound(tokens, bound_us)
+        if self.job.strict and (reason := distrusted(verdict.winner.measured)):
+            self._refused.append(reason)
+            self._emit(TokenRefused(tokens, reason))
+            return
         entry = entry_of(tokens, verdict, bound_us, self._bench.compiled)
         self._entries[tokens] = entry
         self._verdicts[tokens] = verdict

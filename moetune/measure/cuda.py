@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -14,7 +13,7 @@ from moetune.engine.backend import Ceilings, LayerFigures
 from moetune.errors import MissingError, RunError
 from moetune.measure.calls import DTYPES, PRELOAD, gemm_job, small_jobs
 from moetune.measure.ceilings import measure_ceilings
-from moetune.measure.clocks import ClockReading, Clocks, slowest
+from moetune.measure.clocks import Clocks, ClockWatch
 from moetune.measure.compiler import CompilePool, KernelJob
 from moetune.measure.faults import failure, is_sticky
 from moetune.measure.figures import IssueRate, counted, measured, warp_instructions
@@ -34,7 +33,7 @@ from moetune.measure.timer import CapturedLayers, Launch, Timer, finish
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
 from moetune.models.routing import UNIFORM, Routing
-from moetune.outcome import TIME_DIGITS, Compiled, Failed, FailureKind, Figure, Measured, Outcome, summarize
+from moetune.outcome import TIME_DIGITS, ClockSpan, Compiled, Failed, FailureKind, Figure, Measured, Outcome, summarize
 from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.kernel_call import launch_all
@@ -42,7 +41,6 @@ from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
 SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to time well
-CLOCK_READING_S = 0.5  # NVML takes milliseconds, a screening sample less than one
 COUNTERS_LIMIT_S = 120.0
 
 NOT_TIMED = Failed(FailureKind.LAUNCH, "not timed: another plan of the same round stopped the GPU")
@@ -82,7 +80,7 @@ class CudaBackend:
         self._device = torch.device("cuda", device_index)
         torch.cuda.set_device(self._device)
         torch.set_float32_matmul_precision("highest")  # the references are float32, never TF32
-        self._clocks, self._readings, self._read_at = Clocks.of_device(device_index), list[ClockReading](), 0.0
+        self._watch = ClockWatch(Clocks.of_device(device_index))
         self._timer = Timer(self._device, self._info.l2_bytes)
         self._side_stream = torch.cuda.Stream(self._device)  # graphs cannot be captured on the default stream
         self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
@@ -273,11 +271,16 @@ class CudaBackend:
         graphs = CapturedLayers(self._side_stream)
         replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
-        timed = self._answer(lambda: self._timer.rounds(good, rounds)) if good and self._lost is None else []
+        timed = self._answer(lambda: self._watched_rounds(good, rounds)) if good and self._lost is None else []
         if self._lost is None:
             graphs.close()
         times = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
         return [replay if isinstance(replay, Failed) else next(times, NOT_TIMED) for replay in replays]
+
+    def _watched_rounds(self, replays: Sequence[Launch], rounds: int) -> list[list[float]]:
+        """Time graphs against each other, and look at the clocks while they run."""
+        self._watch.mark()
+        return self._timer.rounds(replays, rounds, self._watch.look)
 
     def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Launch | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed
@@ -294,7 +297,8 @@ class CudaBackend:
         total = sum(known) if len(known) == len(parts) else None
         note = "the two GEMMs' instructions; routing and combine are not counted" if total is not None else None
         issue = self._issue_rate().efficiency(total, sample.median_us, note)
-        return replace(measured(sample, self._layer_work(), issue), times_us=rounds_us)
+        timed = measured(sample, self._layer_work(), issue)
+        return replace(timed, times_us=rounds_us, clocks=self._watch.since_mark())
 
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
         """Compare the whole layer with the reference on rows of another seed."""
@@ -319,14 +323,14 @@ class CudaBackend:
             for job, result in found.items()
         }
 
-    def clocks(self) -> ClockReading | None:
-        """Return the worst clocks, heat and power seen while timing; None before the first reading."""
-        return slowest(self._readings)
+    def clocks(self) -> ClockSpan | None:
+        """Return the clocks, heat and power seen while timing, lowest and highest; None before the first look."""
+        return self._watch.whole()
 
     def close(self) -> None:
         """End the compile processes and free the GPU's memory; safe to call twice."""
         self._pool.close()
-        self._clocks.close()
+        self._watch.close()
         if self._lost is None:
             self._release()
 
@@ -345,10 +349,7 @@ class CudaBackend:
 
     def _issue_rate(self) -> IssueRate:
         """Return the rate at the SM clock that NVML gave last, while timing, or at the nominal boost clock."""
-        if time.monotonic() - self._read_at > CLOCK_READING_S:
-            self._readings.append(self._clocks.read())
-            self._read_at = time.monotonic()
-        sm_mhz, peaks = self._readings[-1].sm_mhz, nominal_peaks(self._info)
+        sm_mhz, peaks = self._watch.look().sm_mhz, nominal_peaks(self._info)
         clock_hz = sm_mhz * 1e6 if sm_mhz else (peaks.sm_clock_hz if peaks else None)
         return IssueRate(self._info.sm_count, clock_hz)
 

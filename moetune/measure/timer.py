@@ -74,8 +74,15 @@ class Timer:
         (times,) = self.rounds([launch], samples)
         return summarize(times)
 
-    def rounds(self, launches: Sequence[Launch], count: int) -> list[list[float]]:
+    def rounds(
+        self, launches: Sequence[Launch], count: int, meanwhile: Callable[[], object] | None = None
+    ) -> list[list[float]]:
         """Time every launch ``count`` times, interleaved, forward and reverse by turns.
+
+        Args:
+            launches: what to time.
+            count: samples of each.
+            meanwhile: called when all is queued, and again and again until the GPU is done.
 
         Returns:
             One list of microseconds per launch.
@@ -94,18 +101,22 @@ class Timer:
                 end.record()
                 marks[index].append((start, end))
         last.record()
-        wait(last)
+        wait(last, meanwhile=meanwhile)
         return [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in marks]
 
 
-def wait(event: torch.cuda.Event, limit_s: float = WAIT_LIMIT_S) -> None:
-    """Wait for a recorded event, but not for ever.
+def wait(event: torch.cuda.Event, limit_s: float = WAIT_LIMIT_S, meanwhile: Callable[[], object] | None = None) -> None:
+    """Wait for a recorded event, but not for ever; ``meanwhile`` is called at least once.
 
     Raises:
         DeviceHungError: the event has not come after ``limit_s``.
     """
     begin = time.monotonic()
+    if meanwhile is not None:
+        meanwhile()
     while not event.query():
+        if meanwhile is not None:
+            meanwhile()
         waited = time.monotonic() - begin
         if waited > limit_s:
             raise DeviceHungError(f"the GPU did not finish within {limit_s:g} s")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 
@@ -17,8 +16,7 @@ from moetune import tuning
 from moetune.engine import events
 from moetune.engine.budget import Budget
 from moetune.errors import MissingError, UsageError
-from moetune.models.routing import UNIFORM, Hot, Zipf, parse_routing
-from moetune.outcome import Measured, Stage, Subject, summarize
+from moetune.outcome import Measured, Stage, Subject
 from moetune.store import Store, load_recording, recording, save_recording
 from moetune.tuning import Bed, SweepRequest, replay_bed, run_on
 from moetune_kernels.heuristic import heuristic_plan
@@ -256,18 +254,6 @@ def test_a_replay_is_not_recorded_again(without_gpu, tmp_path):
         tuning.sweep(SweepRequest(shape=SHAPE, tokens=TOKENS, record=tmp_path / "again.jsonl.xz"))
 
 
-def test_a_gpu_that_ran_slowly_is_told_of(fake_backend, tmp_path):
-    class Throttled(fake_backend):
-        def clocks(self):
-            from types import SimpleNamespace
-
-            return SimpleNamespace(warning="the SM clock is 1200 MHz of 1980 MHz (power cap)")
-
-    seen = []
-    sweep_on(Throttled(), tmp_path, seen.append, tokens=(1,))
-    assert any("power cap" in event.text for event in seen if isinstance(event, events.Warned))
-
-
 @pytest.mark.parametrize("folder", [shipped_tables_dir, user_tables_dir], ids=["shipped", "user"])
 def test_replayed_tables_never_go_where_real_ones_are_looked_for(without_gpu, fake_backend, tmp_path, folder):
     sweep_on(fake_backend(), tmp_path / "live", record=without_gpu / f"{SHAPE.key}.jsonl.xz")
@@ -319,117 +305,3 @@ def test_a_shipped_recording_replays_to_plans_that_were_timed_as_layers(key, tmp
 
 def without_smem(plan):
     return replace(plan, gate_up=replace(plan.gate_up, smem_size=None), down=replace(plan.down, smem_size=None))
-
-
-def sweep_routed(fake_backend, folder, routing, **changes):
-    """A sweep under another routing, as the GPU's bed would hold it."""
-    backend = fake_backend()
-    bed = bed_of(backend, folder)
-    bed = replace(bed, provenance=replace(bed.provenance, routing=routing.text))
-    request = replace(SweepRequest(shape=SHAPE, tokens=TOKENS, routing=routing), **changes)
-    seen = []
-    return run_on(bed, request, Budget(None), seen.append), backend, seen
-
-
-def test_a_sweep_under_another_routing_shares_no_trial_and_keeps_no_entry(fake_backend, tmp_path):
-    sweep_on(fake_backend(), tmp_path)
-    result, backend, seen = sweep_routed(fake_backend, tmp_path, Zipf(), tokens=(8, 64))
-    assert seen[0].resumed == 0
-    assert seen[0].routing == "zipf:1.1"
-    assert backend.calls["first_launch", 8] > 0 < backend.calls["first_launch", 64]
-    assert (tuple(result.table.entries), result.kept) == ((8, 64), ())
-    table = TunedTable.parse(result.table_path.read_bytes(), "the table")
-    assert table.routing == "zipf:1.1"
-    again, _, seen = sweep_routed(fake_backend, tmp_path, Zipf(), tokens=(16,))
-    assert tuple(again.table.entries) == (8, 16, 64)  # of one routing are kept as ever
-    back, uniform = [], fake_backend()
-    assert tuple(sweep_on(uniform, tmp_path, back.append, tokens=(1,)).table.entries) == (1,)
-    assert back[0].resumed > 0
-
-
-def test_a_recording_carries_its_routing_and_replays_under_no_other(fake_backend, tmp_path):
-    live, _, _ = sweep_routed(fake_backend, tmp_path, Hot(0.7), record=tmp_path / "hot.jsonl.xz")
-    recorded = load_recording(tmp_path / "hot.jsonl.xz")
-    assert recorded.provenance.routing == "hot:0.7"
-    request = SweepRequest(shape=SHAPE, tokens=TOKENS, out_dir=tmp_path / "replay", routing=Hot(0.7))
-    table = run_on(replay_bed(recorded, request), request, Budget(None), lambda _: None).table
-    assert (table.routing, plans_of(table)) == ("hot:0.7", plans_of(live.table))
-    with pytest.raises(MissingError, match=r"trials of hot:0\.7 routing, asked was uniform"):
-        replay_bed(recorded, replace(request, routing=UNIFORM))
-
-
-def test_a_trace_of_another_layer_is_refused_before_anything_runs(tmp_path):
-    import numpy as np
-
-    np.savez(tmp_path / "t.npz", topk_ids=np.array([[0, 9]]))
-    with pytest.raises(UsageError, match="names expert 9, the layer has 8"):
-        tuning.sweep(SweepRequest(shape=SHAPE, tokens=TOKENS, routing=parse_routing(str(tmp_path / "t.npz"))))
-
-
-def in_rounds(fake_backend, **hooks):
-    """A GPU whose layers are timed in rounds, with noise of a percent."""
-    from random import Random
-
-    class InRounds(fake_backend):
-        draw = Random(5)
-
-        def layer(self, plan, rounds):
-            true_us = super().layer(plan, rounds).median_us
-            times_us = tuple(round(true_us * self.draw.gauss(1.0, 0.01), 3) for _ in range(rounds))
-            sample = summarize(times_us)
-            return replace(
-                super().layer(plan, rounds),
-                median_us=sample.median_us,
-                spread_us=sample.spread_us,
-                samples=sample.count,
-                times_us=times_us,
-            )
-
-    return InRounds(**hooks)
-
-
-def test_a_replay_decides_by_the_recorded_rounds_and_never_counts_them_twice(fake_backend, tmp_path):
-    live = sweep_on(in_rounds(fake_backend), tmp_path, record=tmp_path / "rounds.jsonl.xz")
-    recorded = load_recording(tmp_path / "rounds.jsonl.xz")
-    finals = [trial for trial in recorded.trials if trial.stage is Stage.FINAL and isinstance(trial.outcome, Measured)]
-    assert all(len(trial.outcome.times_us) == trial.outcome.samples for trial in finals)
-    assert len({trial.outcome.samples for trial in finals}) > 2  # some were clear sooner than others
-    request = SweepRequest(shape=SHAPE, tokens=TOKENS, out_dir=tmp_path / "replay")
-    replayed = run_on(replay_bed(recorded, request), request, Budget(None), lambda _: None)
-    assert plans_of(replayed.table) == plans_of(live.table)
-    for tokens, entry in live.table.entries.items():
-        again = replayed.table.entries[tokens]
-        assert (again.median_us, again.spread_us, again.baseline_us) == (
-            entry.median_us,
-            entry.spread_us,
-            entry.baseline_us,
-        )
-
-
-def test_the_noise_that_was_asked_for_decides_what_is_adopted(fake_backend, tmp_path):
-    """No config is more than 20% faster than another, so under a noise of 20% every default plan stays."""
-
-    def kernel_us(role, config, tokens):
-        return 500.0 * (1.0 - 0.18 * (crc32(f"{role} {tokens} {config}".encode()) % 997) / 997)
-
-    few, many = (
-        sweep_on(in_rounds(fake_backend, kernel_us=kernel_us), tmp_path / str(noise), noise=noise).table
-        for noise in (0.2, 0.005)
-    )
-    defaults = {tokens: heuristic_plan(SHAPE, tokens, fake_backend().device) for tokens in TOKENS}
-
-    def adopted(table):
-        return {
-            tokens
-            for tokens, entry in table.entries.items()
-            if without_smem(entry.plan) != without_smem(defaults[tokens])
-        }
-
-    assert adopted(few) == set()
-    assert len(adopted(many)) >= 4
-
-
-@pytest.mark.parametrize("noise", [-0.001, 0.21, float("nan"), float("inf")])
-def test_a_noise_that_makes_no_sense_is_refused(noise):
-    with pytest.raises(UsageError, match=r"noise must be from 0 to 0\.2"):
-        tuning.sweep(SweepRequest(shape=SHAPE, tokens=TOKENS, noise=noise))
