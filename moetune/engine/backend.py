@@ -99,7 +99,11 @@ class Backend(Protocol):
         ...
 
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
-        """Time whole layers (logits to output) by graph replay, cold L2, interleaved: ``rounds`` samples of each."""
+        """Time whole layers (logits to output) by graph replay, cold L2, interleaved: ``rounds`` samples of each.
+
+        A live backend leaves the times of each plan in the order of the rounds (``times_us``), so that plans can be
+        compared round by round, and the GPU's clocks meanwhile.
+        """
         ...
 
     def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:

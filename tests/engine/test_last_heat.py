@@ -13,7 +13,7 @@ from moetune.engine.bench import Bench
 from moetune.engine.budget import Deadline
 from moetune.engine.finals import FIRST_ROUNDS, Finals, Verdict
 from moetune.engine.last_heat import FEWEST_ROUNDS, FIRST_BLOCK, MOST_ROUNDS, LastHeat
-from moetune.outcome import Failed, FailureKind, Figure, Measured, Source, summarize
+from moetune.outcome import ClockSpan, Failed, FailureKind, Figure, Measured, Source, summarize
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.plan import LayerPlan
 
@@ -51,6 +51,9 @@ class NoisyGpu:
                 )
         return {one: self.outcome(one, times[one]) for one in plans}
 
+    def clocks(self, block):
+        return ClockSpan(sm_mhz=(2000 - 10 * block, 2000))
+
     def outcome(self, one, times_us):
         if len(self.blocks) >= self.fails.get(one, inf):
             return Failed(FailureKind.LAUNCH, "misaligned address")
@@ -63,6 +66,7 @@ class NoisyGpu:
             bandwidth_gbps=Figure(1e6 / sample.median_us, Source.ANALYTICAL),
             issue_efficiency=NONE,
             times_us=tuple(times_us),
+            clocks=self.clocks(len(self.blocks)),
         )
 
 
@@ -136,6 +140,15 @@ def test_all_rounds_count_in_what_comes_out():
     assert (outcome.median_us, outcome.spread_us, outcome.samples) == (sample.median_us, sample.spread_us, sample.count)
     assert outcome.bandwidth_gbps.value == pytest.approx(1e6 / outcome.median_us)
     assert outcome.issue_efficiency == NONE
+    assert len(gpu.blocks) > 1
+    assert outcome.clocks.sm_mhz == (2000 - 10 * len(gpu.blocks), 2000)
+
+
+def test_clocks_of_an_early_block_count_too():
+    gpu = NoisyGpu({DEFAULT: 100.0, FANCY: 80.3, OTHER: 80.0}, seed=3, sigma=0.006)
+    first_hot = {1: ("hardware thermal slowdown",)}
+    gpu.clocks = lambda block: ClockSpan(throttle=first_hot.get(block, ()))
+    assert heat_of(gpu)[OTHER].clocks.slowdowns == ("hardware thermal slowdown",)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,7 +11,7 @@ from moetune.measure.clocks import Clocks
 from moetune.measure.inputs import make_rows, other_routings, rows_seed
 from moetune.measure.router import logits_of, router_of
 from moetune.models.routing import UNIFORM, Hot, Zipf, parse_routing
-from moetune.outcome import Compiled, Failed, Measured
+from moetune.outcome import Compiled, Failed, Measured, Stage
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.route import route, route_reference
@@ -89,6 +89,30 @@ def test_a_skewed_router_touches_fewer_experts_so_less_is_read():
 
     assert touched(Zipf(3.0)) < touched(UNIFORM)
     assert len(other_routings(SHAPE, 200, GPU, 7, router_of(Zipf(3.0), SHAPE))) > 1
+
+
+@pytest.mark.timeout(900)
+def test_a_sweep_says_under_which_routing_and_at_which_clocks_it_measured(tmp_path):
+    from moetune.store import Store
+    from moetune.tuning import SweepRequest, sweep
+
+    request = SweepRequest(
+        shape=SHAPE,
+        tokens=(1, 64),
+        budget_s=60.0,
+        out_dir=tmp_path / "tables",
+        store_path=tmp_path / "trials.sqlite",
+        routing=Zipf(),
+    )
+    result = sweep(request)
+    assert result.table.routing == "zipf:1.1"
+    assert result.clocks is not None
+    with Store(result.store_path) as store:
+        finals = [row for row in store.rows(SHAPE) if row.trial.stage is Stage.FINAL]
+        assert {row.routing for row in finals} == {"zipf:1.1"}
+        timed = [row.trial.outcome for row in finals if isinstance(row.trial.outcome, Measured)]
+        assert all(len(outcome.times_us) == outcome.samples for outcome in timed)
+        assert all(outcome.clocks is not None for outcome in timed)
 
 
 @pytest.mark.timeout(900)
