@@ -190,7 +190,8 @@ class Session:
         self.ports.journal.record_bound(tokens, bound_us)
         if self.job.strict and (reason := distrusted(verdict.winner.measured)):
             self._refused.append(reason)
-            self._emit(TokenRefused(tokens, reason))
+            if tokens not in self._entries:  # a second look leaves what the first one found
+                self._emit(TokenRefused(tokens, reason))
             return
         entry = entry_of(tokens, verdict, bound_us, self._bench.compiled)
         self._entries[tokens] = entry
