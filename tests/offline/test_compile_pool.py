@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import toy
+from triton.backends.nvidia import driver as nvidia_driver
 
 from moetune.errors import RunError
 from moetune.measure.compile_worker import frame
@@ -96,6 +97,30 @@ def one_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with CompilePool(workers=1, preload=("toy",)) as pool:
         yield pool
+
+
+def test_the_launcher_is_built_where_a_driver_is_and_kernels_of_one_signature_share_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (tmp_path / "empty.c").write_text("")
+    for name in ("libcuda.so.1", "libcuda.so"):
+        subprocess.run(["cc", "-shared", "-o", str(driver / name), str(tmp_path / "empty.c")], check=True)
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(driver))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        got = outcomes(pool, {"small": toy_job(16, 64, 64), "large": toy_job(64, 64, 64)})
+    assert all(isinstance(compiled, Compiled) for compiled in got.values())
+    assert len(list((tmp_path / "cache").glob("*/*.cubin"))) == 2
+    launchers = len(list((tmp_path / "cache").glob("*/__triton_launcher*.so")))
+    assert launchers == hasattr(nvidia_driver, "make_launcher")  # newer Tritons launch all signatures by one function
+
+
+def test_no_launcher_is_built_where_no_driver_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path / "nothing"))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        assert isinstance(outcomes(pool, {"small": toy_job(16, 64, 64)})["small"], Compiled)
+    assert not list(tmp_path.glob("*/__triton_launcher*"))
 
 
 def test_a_process_compiles_one_kernel_after_another_until_it_has_done_its_share(one_worker):
