@@ -147,9 +147,8 @@ class RespawningGpu:
 
     def _lose(self, failed: Failed) -> None:
         """Let go of a process that is of no more use, and give up when that is all that new ones are."""
-        completed = self.has_answered
+        self._fruitless += not self.has_answered
         self.end()
-        self._fruitless = 0 if completed else self._fruitless + 1
         if self._fruitless >= MAX_FRUITLESS:
             raise gone(failed)
         if self._fruitless:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import threading
 import time
 
@@ -307,6 +308,23 @@ def test_counters_are_read_when_the_gpu_process_has_freed_everything(isolated, d
     assert len(diary("start")) == 1
     assert isinstance(backend.time_combine(), Measured)  # and it goes on where it was
     assert [line["tokens"] for line in diary("time_combine")] == [64]
+
+
+def test_ctrl_c_in_a_question_ends_its_process_at_once_and_leaves_no_stale_answer(isolated, diary, monkeypatch):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    backend = isolated(Deed(what="sleep", method="time_combine", times=1))
+    assert backend.open(64) is None
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            backend.time_combine()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not planted_gpu.is_alive(diary("start")[0]["pid"])
+    assert backend.time_kernel(Role.DOWN, BAD, 3).samples == 3
 
 
 def test_closing_ends_the_process_and_the_compiles_and_may_be_repeated(isolated, diary):
