@@ -58,15 +58,13 @@ class GpuProcess:
         self._answers, theirs_out = os.pipe()
         os.set_blocking(self._questions, False)  # a process that does not read must not stop the tuner
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs_in), str(theirs_out), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(theirs_in, theirs_out),
-                env=os.environ | {"PYTHONPATH": _import_path()},
-                start_new_session=True,  # Ctrl-C goes to the tuner alone, which then ends this group
-            )
+            self._process = _started(theirs_in, theirs_out, self._log)
+        except OSError as error:
+            self._let_go()
+            raise RunError(
+                f"the GPU process could not be started: {error.strerror}; every trial so far is kept: end other "
+                "programs, then run the same command again"
+            ) from None
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
@@ -117,9 +115,12 @@ class GpuProcess:
         try:
             self._kill()
         finally:
-            for pipe in (self._questions, self._answers):
-                os.close(pipe)
-            self._log.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for pipe in (self._questions, self._answers):
+            os.close(pipe)
+        self._log.close()
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -195,6 +196,19 @@ class GpuProcess:
     def _trim_log(self) -> None:
         if os.fstat(self._log.fileno()).st_size > _LOG_BYTES:
             os.ftruncate(self._log.fileno(), 0)
+
+
+def _started(questions: int, answers: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        # -P: what lies in the current folder is not imported, as in the tuner itself.
+        [sys.executable, "-P", "-m", MODULE, str(questions), str(answers), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(questions, answers),
+        env=os.environ | {"PYTHONPATH": _import_path()},
+        start_new_session=True,  # Ctrl-C goes to the tuner alone, which then ends this group
+    )
 
 
 def _log_file() -> IO[bytes]:

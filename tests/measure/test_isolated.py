@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +16,7 @@ import pytest
 from planted_gpu import DEVICE, SHAPE, STICKY, Deed
 
 from moetune.errors import MissingError, RunError
-from moetune.measure import gpu_messages, gpu_respawn
+from moetune.measure import gpu_messages, gpu_process, gpu_respawn
 from moetune.outcome import Failed, FailureKind, Measured, Source
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
@@ -257,6 +260,47 @@ def test_a_machine_without_a_gpu_says_so_as_if_there_were_no_process(isolated):
         isolated(factory="planted_gpu:no_gpu")
     with pytest.raises(RunError, match=r"could not start: ImportError: libcuda.so.1: .*; run `moetune doctor`"):
         isolated(factory="planted_gpu:broken_import")
+
+
+def test_the_real_trials_say_in_the_tuner_that_there_is_no_gpu(isolated, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(MissingError, match="no CUDA GPU in this machine"):
+        isolated(factory="moetune.measure.cuda:open_trials")
+
+
+def test_a_machine_that_can_start_no_process_says_so(isolated, monkeypatch):
+    monkeypatch.setattr(gpu_process.sys, "executable", "/no/such/python")
+    with pytest.raises(RunError, match="the GPU process could not be started: No such file"):
+        isolated()
+
+
+def test_a_driver_that_does_not_let_go_is_not_waited_for_for_ever(isolated, monkeypatch):
+    backend = isolated(Deed(what="sleep", method="time_combine"), limits=impatient)
+    assert backend.open(64) is None
+    process = backend._gpu._process._process
+
+    def hold(limit_s):
+        monkeypatch.undo()
+        raise subprocess.TimeoutExpired("worker", limit_s)
+
+    monkeypatch.setattr(process, "wait", hold)
+    with pytest.raises(
+        RunError, match=r"does not let go of process \d+, whose kernel hangs; every trial so far is kept"
+    ):
+        backend.time_combine()
+    process.wait()
+
+
+def test_the_tuners_side_and_the_start_of_the_process_load_no_torch():
+    code = "import sys, moetune.measure.isolated, moetune.measure.gpu_worker; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
 
 
 def test_a_process_of_another_version_is_refused(isolated, monkeypatch):
