@@ -57,16 +57,18 @@ _SHELL_SIGNAL = 128  # plus its number: the exit code that a shell or a containe
 _SAID_CHARACTERS = 160
 
 
-def dead(exit_code: int, said: str) -> Failed:
+def dead(exit_code: int | None, said: str) -> Failed:
     r"""Return the failed trial whose GPU process ended by itself.
 
     >>> dead(-6, "terminate called\n  what():  CUDA error: device-side assert\n").reason
     'its GPU process was killed by signal 6 (SIGABRT): what():  CUDA error: device-side assert'
 
     Args:
-        exit_code: as subprocess counts it: negative for a signal.
+        exit_code: as subprocess counts it: negative for a signal; None where nobody knows.
         said: the end of what it printed.
     """
+    if exit_code is None:
+        return Failed(FailureKind.LAUNCH, f"its GPU process ended{_last_words(said)}")
     killed_by = -exit_code if exit_code < 0 else exit_code - _SHELL_SIGNAL
     if killed_by == signal.SIGKILL:
         reason = "its GPU process was killed by signal 9 (SIGKILL), which Linux sends when the host's memory runs out"

@@ -172,7 +172,10 @@ class GpuProcess:
 
     def _is_dead(self) -> bool:
         """Whether it ended; it is not reaped, so that its group's number stays its own until that is killed."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # whoever started the tuner told the kernel to reap its children (SIGCHLD ignored)
+            return True
 
     def _death(self) -> Failed:
         deadline = time.monotonic() + _EXIT_S
@@ -180,10 +183,15 @@ class GpuProcess:
             if time.monotonic() > deadline:
                 return torn("it closed its answers")
             time.sleep(0.01)
-        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        return dead(self._exit_code(), self._said())
+
+    def _exit_code(self) -> int | None:
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return None
         assert found is not None
-        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        return dead(code, self._said())
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def _end(self, failed: Failed) -> ProcessEndedError:
         self.close()

@@ -12,7 +12,7 @@ from typing import Any
 from moetune.models.roofline import layer_work
 from moetune_kernels.shape import MoEShape
 
-START_LIMIT_S = 180.0  # torch from a cold disk, CUDA, its libraries
+START_LIMIT_S = 120.0  # torch from a cold disk, CUDA, its libraries
 SAMPLE_LIMIT_S = 60.0  # 30 s of the timer's own, and as many to get there
 LOAD_S = 60.0  # a kernel that is not in Triton's cache after all is compiled
 CEILINGS_LIMIT_S = 120.0

@@ -53,7 +53,7 @@ class Journal:
 
 
 def impatient(method, arguments, tokens):
-    return 30.0 if method == "start" else 1.0
+    return 30.0 if method == "start" else 2.0
 
 
 @pytest.fixture

@@ -31,12 +31,17 @@ GOOD = [config for config in SIX if config != BAD]
 
 
 def impatient(method, arguments, tokens):
-    return 30.0 if method == "start" else 0.7
+    return 30.0 if method == "start" else 1.5
 
 
 def time_all(backend):
     """Time all six gate-up kernels."""
     return {config: backend.time_kernel(Role.GATE_UP, config, 3) for config in SIX}
+
+
+def environment():
+    """Let a started Python import what this one can."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
 
 
 def pids(lines):
@@ -87,8 +92,8 @@ def test_a_question_without_an_answer_ends_at_its_time_limit(isolated, diary, de
     more = (3,) if method == "time_kernel" else ()
     started_s = time.monotonic()
     failed = asked(Role.DOWN, BAD, *more)
-    assert 0.6 < time.monotonic() - started_s < 10.0
-    assert failed == Failed(FailureKind.TIMEOUT, "did not end within 0.7 s; its GPU process was killed")
+    assert 1.4 < time.monotonic() - started_s < 10.0
+    assert failed == Failed(FailureKind.TIMEOUT, "did not end within 1.5 s; its GPU process was killed")
     assert not isinstance(asked(Role.DOWN, GOOD[0], *more), Failed)
     assert len(diary("start")) == 2
 
@@ -295,7 +300,7 @@ def test_the_tuners_side_and_the_start_of_the_process_load_no_torch():
     code = "import sys, moetune.measure.isolated, moetune.measure.gpu_worker; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,
@@ -369,6 +374,29 @@ def test_ctrl_c_in_a_question_ends_its_process_at_once_and_leaves_no_stale_answe
         signal.signal(signal.SIGALRM, before)
     assert not planted_gpu.is_alive(diary("start")[0]["pid"])
     assert backend.time_kernel(Role.DOWN, BAD, 3).samples == 3
+
+
+REAPED = """
+import signal, sys
+from pathlib import Path
+import planted_gpu
+from moetune_kernels.config import Role
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+backend = planted_gpu.open_backend(Path(sys.argv[1]), planted_gpu.Deed(what="abort", method="time_combine"))
+assert backend.open(64) is None
+print(backend.time_combine().reason)
+print(backend.time_routing(16).samples)
+backend.close()
+"""
+
+
+def test_a_tuner_whose_children_are_reaped_by_the_kernel_goes_on_too(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", REAPED, str(tmp_path)], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["its GPU process ended: what():  CUDA error: lost", "15"]
+    assert planted_gpu.alive(tmp_path) == []
 
 
 def test_closing_ends_the_process_and_the_compiles_and_may_be_repeated(isolated, diary):

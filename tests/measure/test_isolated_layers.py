@@ -21,7 +21,7 @@ SECRET = ("abort", "kill", "sleep", "raise", "raise_sticky")  # nothing but the 
 
 
 def impatient(method, arguments, tokens):
-    return 30.0 if method == "start" else 0.7
+    return 30.0 if method == "start" else 1.5
 
 
 def sizes(lines):
