@@ -21,7 +21,7 @@ from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role, Structure
 from moetune_kernels.errors import shown
 
 MAX_FILE_BYTES = 1 << 20
-MAX_CONFIGS = 20_000  # of one GEMM: some seconds of enumeration; a sweep compiles a few hundred of them
+MAX_CONFIGS = 100_000  # of one GEMM's axes: some seconds of enumeration; a sweep compiles a few hundred of them
 LISTED = "configs"
 OPTIONAL = ("max_registers", CEILING)  # null: none
 
@@ -130,13 +130,13 @@ def _allowed(value: Any, at: str) -> Allowed:
     listed = _listed(named.pop(LISTED), f"{at}{LISTED}") if LISTED in named else {}
     values = {name: _axis(name, items, f"{at}{name}") for name, items in named.items()}
     ceilings = values.pop(CEILING, None)
+    if not values and ceilings is None:
+        return Allowed(listed=listed)
     size = prod(len(values.get(name, range(free))) for name, free in _FREE_SIZES.items())
     if size > MAX_CONFIGS:
         raise _FaultError(
             f"{at.rstrip('.') or 'it'} makes up to {size:,} configs, at most {MAX_CONFIGS:,} are enumerated; name fewer values"
         )
-    if not values and ceilings is None:
-        return Allowed(listed=listed)
     # Of several ceilings the highest counts: a kernel that keeps to a lower one keeps to it as well, and is one kernel.
     highest = None if ceilings is None or None in ceilings else max(ceilings)
     return Allowed(axes=Axes(values, highest), listed=listed)
@@ -167,8 +167,6 @@ def _value(name: str, item: Any, at: str) -> Any:
 
 def _listed(value: Any, at: str) -> dict[MoEKernelConfig, int]:
     items = _list(value, at)
-    if len(items) > MAX_CONFIGS:
-        raise _FaultError(f"{at} lists {len(items):,} configs, at most {MAX_CONFIGS:,} are enumerated; list fewer")
     places: dict[MoEKernelConfig, int] = {}
     found: dict[MoEKernelConfig, int] = {}
     for place, item in enumerate(items):

@@ -60,7 +60,9 @@ def random_limits(random):
         max_smem=choose((None, 49_152, 98_304)),
         max_registers=choose((None, 96, 128, 200)),
         structures=choose(((), (Structure.GATHER,), (Structure.GATHER, Structure.TMA))),
-        file=choose((None, file_of(named, smem_size=choose((None, 76_800))), file_of(named, listed), file_of(None, listed))),
+        file=choose(
+            (None, file_of(named, smem_size=choose((None, 76_800))), file_of(named, listed), file_of(None, listed))
+        ),
     )
 
 
