@@ -206,20 +206,20 @@ def test_no_kernel_is_launched_twice_under_two_names(fake_backend, tmp_path):
 
 def test_trials_of_a_free_sweep_serve_a_limited_one_only_where_they_hold(fake_backend, tmp_path):
     def tma_is_much_faster(role, config, tokens):
-        return 100.0 + (hash(config) % 7 if config.structure is Structure.GATHER else -90.0)
+        return 100.0 + config.block_n / 64 if config.structure is Structure.GATHER else 10.0
 
     first = fake_backend(kernel_us=tma_is_much_faster)
     sweep_on(first, tmp_path, tokens=(8,))
     with Store(tmp_path / "trials.sqlite") as store:
         slow = {
-            row.trial.choice
+            (row.trial.subject.value, row.trial.choice)
             for row in store.rows(SHAPE, first.device)
             if isinstance(row.trial.outcome, Failed) and row.trial.outcome.kind is FailureKind.SLOW
         }
     assert slow
     second = fake_backend(kernel_us=tma_is_much_faster)
     result = sweep_on(second, tmp_path, tokens=(8,), limits=GATHER)
-    again = {config for _, config, _ in second.launched}
+    again = {(role.value, config) for role, config, _ in second.launched}
     assert again & slow  # refused beside TMA, which is outside now
     assert structures_of(result.table) == {Structure.GATHER}
     unlimited = sweep_on(fake_backend(kernel_us=tma_is_much_faster), tmp_path / "alone", tokens=(8,), limits=GATHER)
@@ -260,6 +260,18 @@ def test_a_replay_under_limits_keeps_them_and_times_nothing_else(fake_backend, t
         for role in Role:
             config = plan.config(role)
             assert limits.why_not_compiled(config, role, smem_by_depth(role, config)) is None
+
+
+def test_a_replay_falls_back_to_sums_where_no_layer_inside_was_recorded(fake_backend, tmp_path):
+    sweep_on(fake_backend(), tmp_path, limits=GATHER)
+    sweep_on(fake_backend(), tmp_path, record=tmp_path / "tiny.jsonl.xz")
+    recorded = load_recording(tmp_path / "tiny.jsonl.xz")
+    others = tuple(t for t in recorded.trials if t.subject is not Subject.LAYER or not GATHER.keep(t.choice))
+    assert {trial.subject for trial in others} >= {Subject.LAYER}
+    request = SweepRequest(shape=SHAPE, tokens=TOKENS, out_dir=tmp_path / "replay", limits=GATHER)
+    table = run_on(replay_bed(replace(recorded, trials=others), request), request, Budget(None), lambda _: None).table
+    assert tuple(table.entries) == TOKENS
+    assert structures_of(table) == {Structure.GATHER}
 
 
 def test_the_limits_stand_in_the_command_of_table_and_recording(fake_backend, tmp_path):
