@@ -22,6 +22,7 @@ from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
 from moetune.measure.replay import ReplayBackend
 from moetune.outcome import Trial
+from moetune.space import reports_of
 from moetune.store import (
     Provenance,
     Recording,
@@ -93,7 +94,8 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
         )
 
         kept = _kept(bed, table)
-        for tokens in [tokens for tokens, entry in kept.items() if not request.limits.keep(entry.plan)]:
+        reports = reports_of(store.known(bed.provenance).values()) if request.limits.any else {}
+        for tokens in [tokens for tokens, entry in kept.items() if not request.limits.keep(entry.plan, reports)]:
             on_event(Warned(f"{tokens} tokens: an earlier sweep's entry leaves the table, it is not inside the limits"))
             del kept[tokens]
 

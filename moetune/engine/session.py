@@ -189,7 +189,7 @@ class Session:
         verdict = self.backend.open(tokens) or self._tune(tokens, self._pace.allow(counts_left))
         if isinstance(verdict, Failed):
             if tokens not in self._entries:
-                self._emit(TokenFailed(tokens, self._within.why_no_entry(verdict, self.ports.default_plan(tokens))))
+                self._emit(TokenFailed(tokens, verdict.reason))
             return
         bound_us = self.backend.bound_us()
         self.ports.journal.record_bound(tokens, bound_us)
@@ -220,7 +220,7 @@ class Session:
         # Where layers are recorded, a sum of kernels has no chance to be measured, and none to be believed before them.
         recorded = [plan for plan in self.backend.recorded_plans(tokens) if self._within.holds(plan)]
         entrants = recorded or [*plans, *before, *preferred]
-        verdict = finals.run(list(dict.fromkeys(entrants)), preferred)
+        verdict = self._within.explained(finals.run(list(dict.fromkeys(entrants)), preferred), default)
         if not before:
             self._pace.learn(allowance, self._budget.clock() - started_s, was_cut)
         return verdict

@@ -64,14 +64,13 @@ class Within:
         outside = Counter(reason for reason in reasons if reason is not None)
         return SpaceCompiled(role, len(known) - outside.total(), outside)
 
-    def why_no_entry(self, failed: Failed, default: LayerPlan) -> str:
-        """Return why a token count has no entry: where the default plan ran but may not win, that is part of it."""
-        outside = self.why_plan_outside(default)
-        if outside is None:
-            return failed.reason
-        return (
-            f"nothing inside the limits ran and was right ({failed.reason}), and the default plan is outside: {outside}"
-        )
+    def explained(self, verdict: Verdict | Failed, default: LayerPlan) -> Verdict | Failed:
+        """Return the verdict; of a failed one the reason says too when the default plan was timed but may not win."""
+        outside = self.why_plan_outside(default) if isinstance(verdict, Failed) else None
+        if outside is None or not isinstance(verdict, Failed):
+            return verdict
+        nothing = f"nothing inside the limits ran and was right ({verdict.reason})"
+        return Failed(verdict.kind, f"{nothing}, and the default plan is outside: {outside}")
 
     def cost(self, verdict: Verdict, default: LayerPlan) -> str | None:
         """Return the sentence about a winner that is slower than a default plan outside the limits, else None."""

@@ -2,7 +2,7 @@
 
 from moetune.space.enumerate import reason_class
 from moetune.space.left import require_something
-from moetune.space.limits import FREE, Limits, SpaceFile
+from moetune.space.limits import FREE, Limits, SpaceFile, reports_of
 from moetune.space.load import sensible_block_ms
 from moetune.space.space import DEFAULT_LIMIT, Space, candidates, recorded_space
 from moetune.space.space_file import read_space_file
@@ -17,6 +17,7 @@ __all__ = [
     "read_space_file",
     "reason_class",
     "recorded_space",
+    "reports_of",
     "require_something",
     "sensible_block_ms",
 ]

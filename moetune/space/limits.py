@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moetune.outcome import Compiled, Failed, FailureKind, Trial
@@ -134,16 +134,17 @@ class Limits:
             return self.why_not(trial.choice, role) is None
         return self.why_not_compiled(trial.choice, role, trial.compiled) is None
 
-    def keep(self, plan: LayerPlan) -> bool:
-        """Whether a table's plan shows that it keeps the limits."""
-        return not self.any or all(self._keeps(plan.config(role), role) for role in Role)
+    def keep(self, plan: LayerPlan, reports: Reports | None = None) -> bool:
+        """Whether a table's plan keeps the limits for certain.
 
-    def _keeps(self, config: MoEKernelConfig, role: Role) -> bool:
-        """Whether a table's config, whose ``smem_size`` is what the compiler reported, keeps the limits for certain."""
-        registers = MOST_REGISTERS if config.max_registers is None else config.max_registers
-        smem_bytes = NO_CEILING if config.smem_size is None else config.smem_size
-        report = Compiled(registers=registers, spills=0, smem_bytes=smem_bytes, block_size=config.block_size)
-        return self.why_not_compiled(config, role, report) is None
+        Args:
+            plan: its ``smem_size`` are what the compiler reported, if anything.
+            reports: what the compiler reported of other trials' kernels, by role and launch choice.
+        """
+        known = reports or {}
+        configs = {role: plan.config(role) for role in Role}
+        reported = {role: known.get((role, without_ceiling(one))) or _at_most(one) for role, one in configs.items()}
+        return not self.any or all(self.why_not_compiled(configs[role], role, reported[role]) is None for role in Role)
 
     def _over_smem(self, config: MoEKernelConfig, role: Role, smem_bytes: int) -> str | None:
         if self.max_smem is not None and smem_bytes > self.max_smem:
@@ -175,9 +176,29 @@ class Limits:
         return "" if self.file is None else f"--space {self.file.name}"
 
 
+Reports = Mapping[tuple[Role, MoEKernelConfig], Compiled]
 FREE = Limits()
 REGISTER_LIMITS = (FEWEST_REGISTERS, MOST_REGISTERS)
 SMEM_LIMITS = (1, NO_CEILING)
+
+
+def reports_of(trials: Iterable[Trial]) -> Reports:
+    """Return what the compiler reported of the kernels that were tried."""
+    return {
+        (Role(trial.subject.value), without_ceiling(trial.choice)): trial.compiled
+        for trial in trials
+        if trial.compiled is not None and isinstance(trial.choice, MoEKernelConfig)
+    }
+
+
+def _at_most(config: MoEKernelConfig) -> Compiled:
+    """Return the most that a table's config may take: its cap, and its ceiling, which is what the compiler reported."""
+    return Compiled(
+        registers=MOST_REGISTERS if config.max_registers is None else config.max_registers,
+        spills=0,
+        smem_bytes=NO_CEILING if config.smem_size is None else config.smem_size,
+        block_size=config.block_size,
+    )
 
 
 def without_ceiling(config: MoEKernelConfig) -> MoEKernelConfig:

@@ -54,9 +54,9 @@ def structures_of(table):
 
 
 def smem_by_depth(role, config):
-    """Report 10,000 B per stage, so that a ceiling cuts the space after the compiler and not before it."""
+    """Report 10,000 B per stage and 40 registers per warp or the cap: ceilings cut after the compiler, not before it."""
     return Compiled(
-        registers=40 * config.num_warps,
+        registers=min(40 * config.num_warps, config.max_registers or 255),
         spills=0,
         smem_bytes=10_000 * config.prefetch_distance,
         block_size=config.block_size,
@@ -84,7 +84,7 @@ def test_only_the_structures_that_are_allowed_are_raced_and_win(fake_backend, tm
     ("limits", "keeps"),
     [
         (Limits(max_smem=30_000), lambda config: config.smem_size <= 30_000),
-        (Limits(max_registers=160), lambda config: config.num_warps <= 4 and (config.max_registers or 0) <= 160),
+        (Limits(max_registers=160), lambda config: min(40 * config.num_warps, config.max_registers or 255) <= 160),
     ],
     ids=["max-smem", "max-registers"],
 )
@@ -101,7 +101,8 @@ def test_what_the_compiler_reports_above_a_ceiling_is_neither_timed_nor_written(
     assert all(keeps(config) for config in canonical)
     compiled = said(seen, events.SpaceCompiled)
     assert {space.role for space in compiled} == set(Role)
-    assert all(sum(space.outside.values()) > 0 < space.inside for space in compiled)
+    assert all(space.inside > 0 for space in compiled)
+    assert limits.max_smem is None or all(sum(space.outside.values()) > 0 for space in compiled)
 
 
 def test_every_screened_trial_carries_the_shared_memory_that_the_compiler_reported(fake_backend, tmp_path):
@@ -172,6 +173,26 @@ def test_limits_that_leave_nothing_end_the_sweep_before_anything_is_timed(fake_b
         sweep_on(backend, tmp_path, limits=limits)
     assert backend.calls["first_launch"] == backend.calls["time_layers"] == 0
     assert not (tmp_path / "tables").exists()
+
+
+def test_a_second_sweep_under_the_same_limits_keeps_what_the_first_one_found(fake_backend, tmp_path):
+    named = {"max_registers": (None,), "num_warps": (2, 4)}
+    file = SpaceFile(name="s.json", allowed=dict.fromkeys(Role, Allowed(axes=Axes(named))))
+    limits = Limits(max_registers=160, max_smem=50_000, file=file)
+    first = sweep_on(fake_backend(compile=smem_by_depth), tmp_path, tokens=(1, 512), limits=limits)
+    assert tuple(first.table.entries) == (1, 512)  # uncapped: only the store knows that they take at most 160
+    result = sweep_on(fake_backend(compile=smem_by_depth), tmp_path, tokens=(8,), limits=limits)
+    assert tuple(result.table.entries) == (1, 8, 512)
+
+
+def test_a_count_that_does_not_fit_says_so_and_nothing_of_limits(fake_backend, tmp_path):
+    def no_room(tokens):
+        return Failed(FailureKind.RESOURCES, "out of memory") if tokens == 64 else None
+
+    seen = []
+    sweep_on(fake_backend(open=no_room), tmp_path, seen.append, tokens=(8, 64), limits=GATHER)
+    (failed,) = said(seen, events.TokenFailed)
+    assert (failed.tokens, failed.reason) == (64, "out of memory")
 
 
 def test_heights_that_no_compiled_kernels_share_end_the_sweep(fake_backend, tmp_path):

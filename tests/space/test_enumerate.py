@@ -83,7 +83,7 @@ def is_inside(config, role, limits, device, shape):
     return all(rules)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_counts_add_up_and_everything_kept_runs_inside_the_limits_once(seed):
     random = Random(seed)
     shape, device, role = random.choice(SHAPES), random.choice(list(TARGETS.values())), random.choice(list(Role))
@@ -101,7 +101,7 @@ def test_counts_add_up_and_everything_kept_runs_inside_the_limits_once(seed):
     assert found.enumerated >= free.enumerated  # what a file leaves out is counted, not unseen
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_neither_candidates_nor_neighbours_leave_the_limits_or_repeat_a_config(seed):
     random = Random(100 + seed)
     shape, role = random.choice(SHAPES), random.choice(list(Role))
@@ -192,13 +192,11 @@ def test_no_cap_is_enumerated_where_the_compiler_takes_none():
     assert {config.max_registers for config in space.configs} == {None}
 
 
-def test_under_a_register_ceiling_a_large_tile_goes_in_with_the_ceiling_as_its_cap():
-    space = candidates(SHAPES[0], H200, Role.DOWN, (64, 4096), limit=60, limits=Limits(max_registers=144))
-    caps = {config.max_registers for config in space.configs}
-    assert 144 in caps
-    for config in space.configs:
-        accumulators = config.block_m * config.block_n // config.block_size
-        assert config.max_registers is not None or accumulators + 64 <= 144
+def test_under_a_register_ceiling_every_tile_goes_in_with_the_ceiling_as_its_cap():
+    space = candidates(SHAPES[0], H200, Role.DOWN, (64, 4096), limit=60, limits=Limits(max_registers=150))
+    capped = [config.max_registers for config in space.configs]
+    assert capped[:40] == [150] * 40
+    assert set(capped) <= {150, 144, 128}  # beside them a few of the built-in caps below it
 
 
 @pytest.mark.parametrize("target", TARGETS)
