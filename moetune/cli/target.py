@@ -73,7 +73,7 @@ def target_choices(shape: MoEShape, device: DeviceInfo, tokens: Sequence[int], l
     spaces = {role: candidates(shape, device, role, tokens, CANDIDATES_PER_ROLE, limits) for role in Role}
     require_something(spaces, tokens)
     for space in spaces.values() if limits.any else ():
-        out.progress(f"{space.role.value}: {space.legal:,} configs are inside the limits; {removed_text(space)}")
+        out.progress(f"{space.role.value}: inside the limits {space.legal:,}; {removed_text(space)}")
     defaults = plan_choices(heuristic_plan(shape, count, device) for count in tokens)
     allowed = [choice for choice in defaults if limits.why_not(choice[1], choice[0]) is None]
     turns = zip_longest(*([(role, config) for config in space.configs] for role, space in spaces.items()))

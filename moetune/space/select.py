@@ -97,7 +97,7 @@ def _cap_order(config: MoEKernelConfig, selector: Selector) -> tuple[bool, bool,
     """Order a tile's caps: none, then the usual one, then the highest; under the user's ceiling that one first, none last.
 
     With the ceiling as its cap a kernel keeps to it for certain. Without one half of all kernels take over 64 registers
-    beside their accumulators, a tenth of them over 112, and a compile that proves to be outside is a compile lost.
+    beside their accumulators, a tenth of them over 110, and a compile that proves to be outside is a compile lost.
     """
     cap, ceiling = config.max_registers, selector.max_registers
     height = MOST_REGISTERS if cap is None else cap
