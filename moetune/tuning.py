@@ -21,11 +21,11 @@ from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
-from moetune.measure.card import card_state, troubles, why_refused
-from moetune.measure.clocks import Clocks
+from moetune.measure.card import troubles, why_refused
 from moetune.measure.replay import ReplayBackend
 from moetune.models.routing import why_not_of
 from moetune.outcome import ClockSpan, Trial
+from moetune.space import reports_of
 from moetune.store import (
     Provenance,
     Recording,
@@ -40,7 +40,6 @@ from moetune.strategies import STRATEGIES
 from moetune.tables.writer import write_table
 from moetune_kernels import __version__
 from moetune_kernels.config import Structure
-from moetune_kernels.device import device_info
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.kernel_hash import source_sha256
 from moetune_kernels.paths import search_dirs, user_tables_dir
@@ -79,10 +78,9 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
     """
     budget = Budget(None if request.budget_s is None else (1.0 - CLOSING_SHARE) * request.budget_s)
     request = _checked(request)
-    if _gpu_is_there():
-        _look_at_the_card(request, on_event)
     bed = _gpu_bed(request) if _gpu_is_there() else _replay_bed(request)
     with closing(bed.backend):
+        _look_at_the_card(bed.backend, request, on_event)
         return run_on(bed, request, budget, on_event)
 
 
@@ -95,6 +93,10 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
         run = store.begin(bed.provenance, request.command)
         on_event(_started(bed, request, len(known)))
         kept = _kept(bed, table)
+        reports = reports_of(store.known(bed.provenance).values()) if request.limits.any else {}
+        for tokens in [tokens for tokens, entry in kept.items() if not request.limits.keep(entry.plan, reports)]:
+            on_event(Warned(f"{tokens} tokens: an earlier sweep's entry leaves the table, it is not inside the limits"))
+            del kept[tokens]
 
         def write(entries: Mapping[int, Entry], ceilings: Ceilings) -> Path:
             return write_table(_filled(table, bed, with_ranges(kept | dict(entries)), ceilings), bed.out_dir)
@@ -130,11 +132,11 @@ def _started(bed: Bed, request: SweepRequest, known: int) -> SweepStarted:
     return SweepStarted(backend.name, backend.device, request.shape, request.tokens, bed.store_path, known, routing)
 
 
-def _look_at_the_card(request: SweepRequest, on_event: Emit) -> None:
-    """Tell of a GPU that others use or that is throttled, or refuse it; before a context of ours is on it."""
-    device_info(request.device_index)  # raises for a device that is not there
-    with closing(Clocks.of_device(request.device_index)) as clocks:
-        state = card_state(clocks)
+def _look_at_the_card(backend: Backend, request: SweepRequest, on_event: Emit) -> None:
+    """Tell of a GPU that others use or that is throttled, or refuse it: only a live backend has one."""
+    state = backend.card() if hasattr(backend, "card") else None  # pyright: ignore[reportAttributeAccessIssue]
+    if state is None:
+        return
     reason = why_refused(state) if request.strict else None
     if reason is not None:
         raise MissingError(f"--strict: {reason}")
@@ -198,14 +200,18 @@ def _job(request: SweepRequest, budget: Budget) -> Job:
         seed=request.seed,
         noise=request.noise,
         strict=request.strict,
+        limits=request.limits,
     )
 
 
 def _known(store: Store, bed: Bed, request: SweepRequest) -> dict[Key, Trial]:
-    """Return screenings of earlier sweeps with equal provenance; a replay takes none, its recording has them all."""
+    """Return screenings of earlier sweeps with equal provenance; a replay takes none, its recording has them all.
+
+    Under limits those of configs outside are left where they are: the race must not take its pace from them.
+    """
     if request.fresh or bed.backend.name != "cuda":
         return {}
-    return store.known(bed.provenance)
+    return {key: trial for key, trial in store.known(bed.provenance).items() if request.limits.reuses(trial)}
 
 
 # The two backends
@@ -220,16 +226,23 @@ def _gpu_is_there() -> bool:
 
 
 def _gpu_bed(request: SweepRequest) -> Bed:
-    from moetune.measure.cuda import CudaBackend
+    from moetune.measure.gpu_messages import GpuSettings
+    from moetune.measure.isolated import open_isolated
 
-    # Refuses a format or a device that no kernel runs, before compile processes start.
-    heuristic_plan(request.shape, 1, device_info(request.device_index))
-    backend = CudaBackend(request.shape, request.device_index, seed=request.seed, routing=request.routing)
+    settings = GpuSettings(
+        shape=request.shape, device_index=request.device_index, seed=request.seed, routing=request.routing
+    )
+    backend = open_isolated(settings)
+    try:
+        default = heuristic_plan(request.shape, 1, backend.device)  # refuses a format or a device that no kernel runs
+    except BaseException:
+        backend.close()
+        raise
     provenance = Provenance(
         backend=backend.name,
         shape=request.shape,
         device=backend.device,
-        kernels_sha256=source_sha256(_all_structures(heuristic_plan(request.shape, 1, backend.device))),
+        kernels_sha256=source_sha256(_all_structures(default)),
         triton=_version("triton"),
         torch=_version("torch"),
         driver=_driver(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from moetune.engine.decide import NOISE
 from moetune.models.routing import UNIFORM, Routing
 from moetune.outcome import ClockSpan
+from moetune.space import FREE, Limits
 from moetune_kernels.shape import MoEShape
 from moetune_kernels.table import TunedTable
 
@@ -34,6 +35,7 @@ class SweepRequest:
         routing: how tokens choose experts while they are timed.
         noise: the share of a time under which two plans are equal and the simpler one wins.
         strict: refuse a GPU that others use or that is throttled, and entries that were measured while it was.
+        limits: what may win, and so what is tried.
     """
 
     shape: MoEShape
@@ -51,15 +53,16 @@ class SweepRequest:
     routing: Routing = UNIFORM
     noise: float = NOISE
     strict: bool = False
+    limits: Limits = FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
     """What a sweep left.
 
-    ``failures`` and ``removed`` count trials that failed and configs that cannot run, by reason; ``kept`` are the token
-    counts of the table that an earlier sweep measured. ``clocks`` are the GPU's while this sweep timed on it, and
-    ``held_down`` the token counts whose finals were timed under each reason that the GPU gave.
+    ``failures`` and ``removed`` count trials that failed, and configs that cannot run or are outside the limits, by
+    reason; ``kept`` are the token counts of the table that an earlier sweep measured. ``clocks`` are the GPU's while this
+    sweep timed on it, and ``held_down`` the token counts whose finals were timed under each reason that the GPU gave.
     """
 
     table_path: Path

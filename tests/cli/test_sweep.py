@@ -282,14 +282,12 @@ def test_a_spent_budget_stops_handing_out_kernels(capsys):
 
 def test_a_strict_sweep_on_a_shared_gpu_exits_with_3_and_the_fix(monkeypatch, capsys):
     from moetune.measure.card import CardState
-    from moetune.measure.clocks import ClockReading, Clocks, OtherProcess
+    from moetune.measure.clocks import ClockReading, OtherProcess
 
     state = CardState(reading=ClockReading(throttle_bits=1), others=(OtherProcess(4242, None),), busy_percent=0)
+    backend = SimpleNamespace(card=lambda: state, close=lambda: None)
     monkeypatch.setattr("moetune.tuning._gpu_is_there", lambda: True)
-    monkeypatch.setattr("moetune.tuning.device_info", lambda index: None)
-    monkeypatch.setattr(Clocks, "of_device", lambda index: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr("moetune.tuning.card_state", lambda clocks: state)
-    monkeypatch.setattr("moetune.tuning._gpu_bed", lambda request: pytest.fail("a GPU was opened"))
+    monkeypatch.setattr("moetune.tuning._gpu_bed", lambda request: SimpleNamespace(backend=backend))
     assert main.run(["sweep", "--strict"]) == 3
     printed = capsys.readouterr()
     assert printed.out == ""

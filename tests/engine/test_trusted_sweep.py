@@ -13,7 +13,7 @@ from moetune.engine import events
 from moetune.engine.budget import Budget
 from moetune.errors import MissingError, RunError, UsageError
 from moetune.measure.card import CardState
-from moetune.measure.clocks import ClockReading, Clocks, OtherProcess
+from moetune.measure.clocks import ClockReading, OtherProcess
 from moetune.models.routing import UNIFORM, Hot, Zipf, parse_routing
 from moetune.outcome import ClockSpan, Measured, Stage, over_all, summarize
 from moetune.store import Provenance, Store, load_recording
@@ -214,36 +214,15 @@ def test_a_strict_sweep_of_nothing_but_a_hot_gpu_fails_with_the_reason(fake_back
     assert not list((tmp_path / "tables").rglob("*.json"))
 
 
-class Looked:
-    """NVML in front of a sweep that starts."""
-
-    def __init__(self, state):
-        self.state, self.closed = state, False
-
-    def read(self):
-        return self.state.reading
-
-    def others(self):
-        return self.state.others
-
-    def busy_percent(self):
-        return self.state.busy_percent
-
-    def close(self):
-        self.closed = True
-
-
 @pytest.fixture
 def shared_gpu(monkeypatch, fake_backend, tmp_path):
-    """A GPU that another process computes on, and a fake backend in place of the real one."""
-    state = CardState(reading=ClockReading(throttle_bits=1), others=(OtherProcess(4242, 1 << 30),), busy_percent=0)
-    looked = Looked(state)
+    """A fake GPU that another process computes on."""
+    backend = fake_backend()
+    reading = ClockReading(throttle_bits=1)
+    backend.card = lambda: CardState(reading=reading, others=(OtherProcess(4242, 1 << 30),), busy_percent=0)
     monkeypatch.setattr(tuning, "_gpu_is_there", lambda: True)
-    monkeypatch.setattr(tuning, "device_info", lambda index: None)
-    monkeypatch.setattr(Clocks, "of_device", lambda index: looked)
-    monkeypatch.setattr("moetune.measure.card.PAUSE_S", 0.0)
-    monkeypatch.setattr(tuning, "_gpu_bed", lambda request: bed_of(fake_backend(), tmp_path))
-    return looked
+    monkeypatch.setattr(tuning, "_gpu_bed", lambda request: bed_of(backend, tmp_path))
+    return backend
 
 
 def test_a_shared_gpu_is_told_of_and_a_strict_sweep_does_not_start_on_it(shared_gpu, tmp_path):
@@ -251,12 +230,13 @@ def test_a_shared_gpu_is_told_of_and_a_strict_sweep_does_not_start_on_it(shared_
     tuning.sweep(request, seen.append)
     assert isinstance(seen[0], events.Warned)
     assert "shared with process 4242 with 1.0 GiB" in seen[0].text
-    assert shared_gpu.closed
+    assert shared_gpu.calls["close"] == 1
     table = next((tmp_path / "tables").rglob("*.json"))
     table.unlink()
     with pytest.raises(MissingError, match="--strict: this GPU is shared with process 4242"):
         tuning.sweep(replace(request, strict=True))
     assert not table.exists()
+    assert shared_gpu.calls["close"] == 2
 
 
 def test_a_second_look_at_a_hot_gpu_leaves_the_entry_of_the_first(fake_backend, tmp_path):

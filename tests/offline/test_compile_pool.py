@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import toy
+from triton.backends.nvidia import driver as nvidia_driver
 
 from moetune.errors import RunError
 from moetune.measure.compile_worker import frame
@@ -83,6 +87,64 @@ def test_a_crash_costs_one_kernel(pool):
     assert isinstance(got["good"], Compiled)
 
 
+def pids(pool, count):
+    """Return the process that did each of ``count`` jobs, one job at a time."""
+    return [outcomes(pool, {"pid": job(toy.say_pid)})["pid"].reason.rsplit(" ", 1)[1] for _ in range(count)]
+
+
+@pytest.fixture
+def one_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        yield pool
+
+
+def test_the_launcher_is_built_where_a_driver_is_and_kernels_of_one_signature_share_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (tmp_path / "empty.c").write_text("")
+    for name in ("libcuda.so.1", "libcuda.so"):
+        subprocess.run(["cc", "-shared", "-o", str(driver / name), str(tmp_path / "empty.c")], check=True)
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(driver))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        got = outcomes(pool, {"small": toy_job(16, 64, 64), "large": toy_job(64, 64, 64)})
+    assert all(isinstance(compiled, Compiled) for compiled in got.values())
+    assert len(list((tmp_path / "cache").glob("*/*.cubin"))) == 2
+    launchers = len(list((tmp_path / "cache").glob("*/__triton_launcher*.so")))
+    assert launchers == hasattr(nvidia_driver, "make_launcher")  # newer Tritons launch all signatures by one function
+
+
+def test_no_launcher_is_built_where_no_driver_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path / "nothing"))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        assert isinstance(outcomes(pool, {"small": toy_job(16, 64, 64)})["small"], Compiled)
+    assert not list(tmp_path.glob("*/__triton_launcher*"))
+
+
+def test_a_process_compiles_one_kernel_after_another_until_it_has_done_its_share(one_worker):
+    from moetune.measure.compile_worker import _JOBS_PER_CHILD
+
+    assert Counter(Counter(pids(one_worker, 2 * _JOBS_PER_CHILD)).values()) == {_JOBS_PER_CHILD: 2}
+
+
+def test_a_process_that_dies_between_kernels_is_replaced(one_worker):
+    (first,) = pids(one_worker, 1)
+    os.kill(int(first), signal.SIGKILL)
+    while Path(f"/proc/{first}").exists():
+        time.sleep(0.01)
+    (second,) = pids(one_worker, 1)
+    assert second != first
+
+
+def test_a_crash_is_followed_by_a_new_process(one_worker):
+    (before,) = pids(one_worker, 1)
+    assert outcomes(one_worker, {"crash": job(toy.crash)})["crash"].kind is FailureKind.COMPILE
+    (after,) = pids(one_worker, 1)
+    assert after != before
+
+
 def test_an_error_becomes_one_line_and_its_noise_goes_nowhere(pool, capfd):
     (failed,) = outcomes(pool, {"bad": job(toy.noisy_error)}).values()
     assert failed == Failed(FailureKind.COMPILE, "ValueError: ptxas fatal : error in line 2")
@@ -119,6 +181,60 @@ def test_two_iterators_in_turn_each_get_their_own_outcomes(pool):
     second = pool.compile([(("second", n), toy_job(32, 64, 64, num_stages=n)) for n in (2, 3, 4)])
     keys = [key for pair in zip(first, second, strict=True) for key, _ in pair]
     assert sorted(keys) == [(name, n) for name in ("first", "second") for n in (2, 3, 4)]
+
+
+def wait_for_all(pool):
+    found = {}
+    while pool.unfinished:
+        found |= dict(pool.ended(wait_s=60.0))
+    return found
+
+
+def test_submitted_kernels_compile_while_the_caller_does_something_else(pool):
+    assert pool.ended() == []
+    pool.submit([(n, toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
+    assert pool.unfinished == 3
+    while len(pool._outcomes) < 3:
+        pool._take_in()
+    started_s = time.monotonic()
+    found = dict(pool.ended())
+    assert time.monotonic() - started_s < 0.5
+    assert set(found) == {2, 3, 4}
+    assert all(isinstance(outcome, Compiled) for outcome in found.values())
+    assert pool.unfinished == 0
+
+
+def test_what_is_submitted_ahead_comes_before_what_waits_and_what_waits_can_be_withdrawn(one_worker):
+    one_worker._window = 1
+    one_worker.submit([(n, toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
+    one_worker.submit([("ahead", toy_job(32, 64, 64)), ("next", toy_job(64, 64, 64))], ahead=True)
+    assert one_worker.withdraw() == ["ahead", "next", 3, 4]
+    assert one_worker.unfinished == 1
+    one_worker.submit([("last", toy_job(16, 64, 64))])
+    one_worker.submit([("first", toy_job(32, 64, 64))], ahead=True)
+    assert list(wait_for_all(one_worker)) == [2, "first", "last"]
+
+
+def test_submitted_kernels_and_an_iterator_do_not_mix(pool):
+    pool.submit([("submitted", toy_job(16, 64, 64))])
+    assert set(outcomes(pool, {"iterated": toy_job(32, 64, 64)})) == {"iterated"}
+    assert set(wait_for_all(pool)) == {"submitted"}
+
+
+def test_many_more_kernels_than_pipes_hold_are_fed_as_they_end(one_worker):
+    one_worker.submit([(n, job(toy.say_pid)) for n in range(500)])
+    found = wait_for_all(one_worker)
+    assert set(found) == set(range(500))
+    assert {outcome.kind for outcome in found.values()} == {FailureKind.COMPILE}
+
+
+def test_a_pool_whose_process_ended_says_so_to_whoever_asks_what_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        pool.submit([("hang", job(toy.hang, str(tmp_path / "started")))])
+        pool._process.kill()
+        with pytest.raises(RunError, match="the compile process ended"):
+            pool.ended(wait_s=60.0)
 
 
 def test_closing_ends_a_running_compile_and_leaves_no_files(tmp_path, monkeypatch):
