@@ -111,6 +111,10 @@ class FakeBackend:
         self.calls["verify_kernel", role, config, self.tokens] += 1
         return self.hook("verify_kernel", role, config)
 
+    def recheck_kernel(self, role, config):
+        self.calls["recheck_kernel", role, config, self.tokens] += 1
+        return self.hook("recheck_kernel", role, config)
+
     def time_routing(self, block_m):
         self.calls["routing"] += 1
         return measured(3.0)
