@@ -44,8 +44,8 @@ def errors(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     import torch
 
     got, want = got.float().flatten(0, -2), want.float().flatten(0, -2)
-    finite = got.isfinite().all(dim=1)
     difference = (got - want).norm(dim=1)
+    finite = difference.isfinite()  # a NaN or an infinity makes the whole row's norm one
     size = want.norm(dim=1)
     rows = difference / size.clamp_min(1e-30)
     rows = rows.where(size > 0, difference)  # a row that should be zero is judged by its size

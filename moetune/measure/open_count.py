@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,8 +40,9 @@ OTHER_SEED_SLOTS = 1024
 # Launches back to back before each comparison of a burst. Groups differ in length, so that a fault of every second or
 # fourth launch does not always hide behind a right one.
 BURST = (2, 1, 4, 3)
-BURST_BYTES = 12e9  # of traffic, and
-BURST_FLOPS = 2e12  # of work, that a burst is cut to: 3 ms of an H200
+# Of traffic and of work, that a burst is cut to: 2 ms of an H200. A launch over half of that has no burst: it moves the
+# whole L2 many times, so none that follows another finds anything of it there.
+BURST_BYTES, BURST_FLOPS = 8e9, 1.5e12
 
 _WEIGHT_BYTES = 2
 
@@ -209,15 +211,14 @@ class OpenCount:
         return None
 
     def _burst_groups(self, role: Role) -> int:
-        """Return how many groups of a burst fit, one at least: a launch of 64 large experts reads 15 GB."""
+        """Return how many groups of a burst fit: a launch of 64 large experts reads 15 GB."""
         matrices = 2 if role is Role.GATE_UP else 1
         size = matrices * self.shape.hidden * self.shape.inter
         launches = min(
             BURST_BYTES / max(self.truth.touched * size * _WEIGHT_BYTES, 1),
             BURST_FLOPS / max(2 * self.truth.routed * size, 1),
         )
-        groups = [place for place in range(1, len(BURST) + 1) if sum(BURST[:place]) <= launches]
-        return max(groups, default=1)
+        return sum(total <= launches for total in itertools.accumulate(BURST))
 
     def recheck_layer(self, out: torch.Tensor) -> Failed | None:
         """Compare what the last timed replay of a layer left in ``out`` [T, H]."""
