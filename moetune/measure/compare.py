@@ -8,9 +8,9 @@ from moetune_kernels.match import MAX_ERROR, errors, why_no_match
 from moetune_kernels.shape import WeightFormat
 
 LAYER_SHARE = 1.0
-# A right GEMM rounds once, to 1.65e-3 in bf16 against the format's 6e-3, which is for a layer that rounds three times.
-# Half of the limit tells it from one that keeps its sums in 16 bits: 12 steps of those add up to 4e-3.
-GEMM_SHARE = 0.5
+# Of the format's limit, which is for a layer that rounds three times. A right GEMM rounds once, to 1.65e-3 in bf16 and
+# 2.1e-4 in fp16; one that keeps its sums in 16 bits is at 4.2e-3 and 5.3e-4 after 12 steps (normal rows, on a CPU).
+GEMM_SHARE = {WeightFormat.BF16: 0.5, WeightFormat.FP16: 0.2}
 # Of the limit, against an element's own size and the typical one of its row: 4 to 8 times what rounding does to any, and
 # one wrong element of a row of 14,336 moves that row's error by 0.8% only.
 ELEMENT_FACTOR = 10.0
@@ -19,7 +19,7 @@ CHUNK = 1 << 28  # elements that are looked at at once: their copies stay under 
 
 def why_gemm_differs(got: torch.Tensor, want: torch.Tensor, weight_format: WeightFormat) -> str | None:
     """Compare one GEMM's rows [R, columns] with its float32 reference; None when they match."""
-    return _why_differs(got, want, weight_format, GEMM_SHARE)
+    return _why_differs(got, want, weight_format, GEMM_SHARE.get(weight_format, LAYER_SHARE))
 
 
 def why_layer_differs(got: torch.Tensor, want: torch.Tensor, weight_format: WeightFormat) -> str | None:

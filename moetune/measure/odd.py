@@ -1,6 +1,6 @@
 """Problems that no random rows pose: odd routings and values, a few hundred rows each, shared by every token count.
 
-A kernel is compiled once for all token counts, so each meets these once. They touch at most five experts, because
+A kernel is compiled once for all token counts, so each meets these once. They touch at most four experts, because
 weights are what a launch of a few rows reads; only one of them reads all.
 """
 

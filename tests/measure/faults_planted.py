@@ -272,7 +272,7 @@ GATE_UP, DOWN = (Role.GATE_UP,), (Role.DOWN,)
 KINDS = {
     "drops the tail of the inner dimension": (DropsTheInnerTail, BOTH, "timing inputs: relative L2 error"),
     "skips one expert": (SkipsAnExpert, BOTH, "timing inputs: .* not finite"),
-    "the last expert reads the first one's weights": (LastExpertReadsTheFirst, BOTH, "timing inputs: relative L2"),
+    "reads the first expert's weights for the last one": (LastExpertReadsTheFirst, BOTH, "timing inputs: relative L2"),
     "skips the last row of a block": (SkipsTheLastRowOfABlock, BOTH, "timing inputs: .* not finite"),
     "writes nothing for some rows": (LeavesRowsOut, BOTH, "timing inputs: .* not finite"),
     "keeps rows that an earlier launch left": (KeepsWhatTheOutputHeld, BOTH, "timing inputs: .* not finite"),
