@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moetune.measure import cuda, problem
+from moetune.measure import cuda, open_count, problem
+from moetune.measure.open_count import OpenCount
 from moetune.measure.timer import Replay, Sample
 from moetune.outcome import Failed, FailureKind, Figure, Measured
 from moetune_kernels.config import Role
 from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape
 from tests.measure import faults_planted as kinds
 from tests.measure.planted import ALL_TOUCHED, CONFIG, PLAN, Planted, Right, opened, right_layer
 
@@ -123,3 +125,45 @@ def test_a_kernel_is_compared_with_what_it_left_itself(backend, monkeypatch):
     backend.time_kernel(Role.DOWN, CONFIG, 3)
     failed = backend.recheck_kernel(Role.DOWN, replace(CONFIG, num_warps=8))
     assert "right after it was timed" in failed.reason
+
+
+LARGE = MoEShape(hidden=4096, inter=14336, local_experts=64, top_k=2)
+QWEN = MoEShape(hidden=2048, inter=768, local_experts=128, top_k=8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "touched", "routed", "groups"),
+    [(QWEN, 64, 128, 4), (LARGE, 2, 2, 4), (LARGE, 64, 256, 0), (QWEN, 128, 65536, 2), (QWEN, 128, 131072, 0)],
+    ids=["decode", "two-large-experts", "15-gb-a-launch", "8192-tokens", "16384-tokens"],
+)
+def test_a_burst_is_as_long_as_its_kernel_is_quick(shape, touched, routed, groups):
+    count = SimpleNamespace(shape=shape, truth=SimpleNamespace(touched=touched, routed=routed))
+    assert OpenCount._burst_groups(count, Role.GATE_UP) == groups
+
+
+def test_a_kernel_meets_the_odd_problems_once_and_each_token_count_s_own(monkeypatch):
+    kernel, count = Planted(Right()).install(monkeypatch), opened(ALL_TOUCHED)
+    launches = []
+    for _ in range(2):
+        assert count.verify_gemm(Role.DOWN, CONFIG) is None
+        launches.append(kernel.number)
+    assert launches == [2 + len(count.odd.problems()), 4 + len(count.odd.problems())]
+    assert count.verify_gemm(Role.DOWN, replace(CONFIG, num_warps=8)) is None
+    assert kernel.number == 6 + 2 * len(count.odd.problems())
+
+
+def test_a_wrong_kernel_is_not_remembered_as_right(monkeypatch):
+    Planted(kinds.WrongForOneToken()).install(monkeypatch)
+    count = opened(ALL_TOUCHED)
+    for _ in range(2):
+        assert "one token" in count.verify_gemm(Role.DOWN, CONFIG).reason
+
+
+def test_many_slots_meet_no_second_seed_of_their_own_size_as_kernels_but_as_a_layer(monkeypatch):
+    monkeypatch.setattr(open_count, "OTHER_SEED_SLOTS", 31)
+    kernel = Planted(Right()).install(monkeypatch)
+    count = opened(ALL_TOUCHED)
+    assert count.verify_gemm(Role.DOWN, CONFIG) is None
+    assert kernel.number == 1 + len(count.odd.problems())
+    monkeypatch.setattr(problem, "moe_from_logits", kinds.LAYER_KINDS["knows the rows that are timed"][0]())
+    assert count.verify_layer(PLAN).reason.startswith("layer: another seed: ")
