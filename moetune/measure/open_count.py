@@ -106,7 +106,7 @@ class OpenCount:
         return lambda: launch_all(calls)
 
     def combine(self) -> Launch:
-        """Return the launch of combine over zeros: NaN, which down's output may hold, is summed at another pace."""
+        """Return the launch of combine over zeros, whatever down left there."""
         out = torch.empty_like(self.truth.rows.x)
         y = self.timed.y.zero_()
         calls = combine_calls(y, self.truth.topk_ids, self.shape.local_experts, out)
