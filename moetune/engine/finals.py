@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,8 +61,6 @@ class Finals:
         """
         entrants = list(dict.fromkeys([*plans, self.default]))
         first = self._first_heat(entrants)
-        if isinstance(first[self.default], Measured):
-            self._verify(self.default)
         last_entrants = self._last_entrants(entrants, first)
         last = self._time(last_entrants, self._rounds(last_entrants, first))
         outcomes = {**first, **last}
@@ -86,7 +85,12 @@ class Finals:
         return {plan: crashed[plan] if plan in crashed else timed[plan] for plan in entrants}
 
     def _time(self, plans: Sequence[LayerPlan], rounds: int) -> dict[LayerPlan, Outcome]:
-        return dict(zip(plans, self.bench.backend.time_layers(plans, rounds), strict=True)) if plans else {}
+        """Time whole layers; one whose last replay was wrong is wrong, whatever else it passed."""
+        timed = dict(zip(plans, self.bench.backend.time_layers(plans, rounds), strict=True)) if plans else {}
+        for plan, outcome in timed.items():
+            if isinstance(outcome, Failed) and outcome.kind is FailureKind.WRONG:
+                self._verdicts[plan] = outcome
+        return timed
 
     def _last_entrants(self, entrants: Sequence[LayerPlan], first: Outcomes) -> list[LayerPlan]:
         ran = [plan for plan in entrants if isinstance(first[plan], Measured)]
@@ -96,7 +100,8 @@ class Finals:
         ranked = sorted(
             (plan for plan in rivals if _samples(first[plan]) == most), key=lambda plan: time_of(first[plan])
         )
-        return ranked[:LAST_PLANS] + [plan for plan in ran if plan == self.default and self._is_right(plan)]
+        right = itertools.islice(filter(self._verify, ranked), LAST_PLANS)  # a wrong one makes room for the next
+        return [*right, *(plan for plan in ran if plan == self.default and self._verify(plan))]
 
     def _rounds(self, plans: Sequence[LayerPlan], first: Outcomes) -> int:
         low, high = LAST_ROUNDS
