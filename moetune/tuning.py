@@ -25,6 +25,7 @@ from moetune.outcome import Trial
 from moetune.store import (
     Provenance,
     Recording,
+    Run,
     Store,
     default_store_path,
     load_recording,
@@ -54,13 +55,14 @@ RECORDING_SUFFIXES = (".xz", ".gz")
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """A backend with what its times depend on and where its results go by default."""
+    """A backend with what its times depend on and where its results go by default; ``gpu`` is the GPU's UUID."""
 
     backend: Backend
     provenance: Provenance
     measured_at: str
     out_dir: Path
     store_path: Path
+    gpu: str | None = None
 
 
 def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult:
@@ -84,8 +86,7 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
     table = _empty_table(bed, request)
     with Store(bed.store_path) as store:
         known = _known(store, bed, request)
-        store.forget_replays(bed.provenance)
-        run = store.begin(bed.provenance, request.command)
+        run = _begun(store, bed, request)
         on_event(
             SweepStarted(
                 bed.backend.name, bed.backend.device, request.shape, request.tokens, bed.store_path, len(known)
@@ -111,11 +112,18 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
             emit=emit,
         )
         result = Session(bed.backend, _job(request, budget), ports).run()
+        run.end()
         _warn_of_slow_clocks(bed.backend, on_event)
         filled = _filled(table, bed, with_ranges(kept | dict(result.entries)), bed.backend.ceilings())
         if request.record is not None:
             _record(store, bed, request, filled)
     return _result(bed, result, filled)
+
+
+def _begun(store: Store, bed: Bed, request: SweepRequest) -> Run:
+    if bed.backend.name == "replay":
+        return store.begin_replay(bed.provenance, request.command)
+    return store.begin(bed.provenance, request.command, bed.gpu)
 
 
 def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +16,16 @@ from moetune.store.codec import Choice, choice_text, dump, load, trial_from_json
 from moetune.store.database import connect, connect_to_read, sentences
 from moetune.store.errors import StoreError
 from moetune.store.provenance import Provenance
+from moetune_kernels import __version__
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.errors import MoetuneError
 from moetune_kernels.shape import MoEShape
 
 TrialKey = tuple[Subject, int, Choice]
+
+_EARLIER_REPLAYS = "SELECT id FROM runs WHERE provenance = ? AND backend = 'replay'"
+_RUN_TEXTS = ("provenance", "backend", "kernels_sha256", "triton", "torch", "driver", "command", "started_at")
+_LATER_TEXTS = ("moetune", "gpu", "ended_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,11 @@ class TrialRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """One sweep's run: what its trials depend on, and what it found of the device."""
+    """One sweep's run: what its trials depend on, and what it found of the device.
+
+    ``gpu`` is the GPU's UUID. ``ended_at`` is None for a run that was stopped or still runs. Runs of the store's first version
+    have neither, and no ``moetune``, the version of this package.
+    """
 
     run: str
     backend: str
@@ -49,6 +59,14 @@ class RunRow:
     ceilings: Mapping[str, float] | None
     command: str
     started_at: str
+    provenance: str
+    kernels_sha256: str
+    triton: str
+    torch: str
+    driver: str
+    moetune: str | None = None
+    gpu: str | None = None
+    ended_at: str | None = None
 
 
 class Store:
@@ -85,11 +103,12 @@ class Store:
         """Close the file; every row was committed as it was written."""
         self._connection.close()
 
-    def begin(self, provenance: Provenance, command: str) -> Run:
-        """Start a run whose trials are written under a new id."""
+    def begin(self, provenance: Provenance, command: str, gpu: str | None = None) -> Run:
+        """Start a run whose trials are written under a new id; ``gpu`` is the UUID of the GPU that answers."""
         run = uuid.uuid4().hex
         self._execute(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?)",
+            "INSERT INTO runs (id, provenance, backend, shape_key, shape, device, kernels_sha256, triton, torch, driver, "
+            "command, started_at, moetune, gpu) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             run,
             provenance.key,
             provenance.backend,
@@ -102,15 +121,33 @@ class Store:
             provenance.driver,
             command,
             _now(),
+            __version__,
+            gpu,
         )
         return Run(run, self._execute)
 
-    def forget_replays(self, provenance: Provenance) -> None:
-        """Drop the trials of earlier replays of a recording: the next one writes the same again. Measured ones stay."""
-        self._execute(
-            "DELETE FROM trials WHERE run IN (SELECT id FROM runs WHERE provenance = ? AND backend = 'replay')",
-            provenance.key,
-        )
+    def begin_replay(self, provenance: Provenance, command: str) -> Run:
+        """Start a replay in the place of earlier ones of the same recording, in one step; what was measured stays.
+
+        It would write the same again, and rows of replays are worth nothing twice. An earlier replay that still runs loses
+        its rows as a whole and writes no more: the store holds the trials of the last one that began.
+        """
+        with self._transaction():
+            for table in ("trials", "bounds"):
+                self._execute(f"DELETE FROM {table} WHERE run IN ({_EARLIER_REPLAYS})", provenance.key)  # noqa: S608
+            self._execute(f"DELETE FROM runs WHERE id IN ({_EARLIER_REPLAYS})", provenance.key)  # noqa: S608
+            return self.begin(provenance, command)
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite ends a transaction by itself when the disk is full
+                self._connection.execute("ROLLBACK")
+            raise
 
     def known(self, provenance: Provenance) -> dict[TrialKey, Trial]:
         """Return what runs of equal provenance leave to be spared: the latest screening of every choice.
@@ -190,8 +227,15 @@ class Store:
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         shape, device = self._subjects(row)
         ceilings = None if row["ceilings"] is None else load(row["ceilings"])
-        texts = {name: row[name] for name in ("backend", "command", "started_at")}
-        return RunRow(run=row["id"], shape=shape, device=device, ceilings=ceilings, **texts)
+        there = set(row.keys())  # a store of an earlier version is read as it is
+        return RunRow(
+            run=row["id"],
+            shape=shape,
+            device=device,
+            ceilings=ceilings,
+            **{name: row[name] for name in _RUN_TEXTS},
+            **{name: row[name] for name in _LATER_TEXTS if name in there},
+        )
 
     def _subjects(self, row: sqlite3.Row) -> tuple[MoEShape, DeviceInfo]:
         try:
@@ -207,7 +251,7 @@ class Store:
 
 
 class Run:
-    """The writing end of one sweep."""
+    """The writing end of one sweep. A replay that a later one took the place of has no run any more and writes nothing."""
 
     def __init__(self, run: str, execute: Callable[..., None]) -> None:
         self.id = run
@@ -218,8 +262,7 @@ class Run:
         value = trial_to_json(trial)
         self._execute(
             "INSERT INTO trials (run, tokens, subject, choice, stage, outcome, compiled, verified, ended_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            self.id,
+            "SELECT id, ?, ?, ?, ?, ?, ?, ?, ? FROM runs WHERE id = ?",
             trial.tokens,
             value["subject"],
             choice_text(trial.choice),
@@ -228,11 +271,21 @@ class Run:
             None if trial.compiled is None else dump(value["compiled"]),
             int(trial.verified),
             _now(),
+            self.id,
         )
 
     def record_bound(self, tokens: int, bound_us: float) -> None:
         """Commit the physical bound of one token count."""
-        self._execute("INSERT OR REPLACE INTO bounds VALUES (?, ?, ?)", self.id, tokens, bound_us)
+        self._execute(
+            "INSERT OR REPLACE INTO bounds (run, tokens, bound_us) SELECT id, ?, ? FROM runs WHERE id = ?",
+            tokens,
+            bound_us,
+            self.id,
+        )
+
+    def end(self) -> None:
+        """Commit that the run came to its end: it was not stopped, and did not fail."""
+        self._execute("UPDATE runs SET ended_at = ? WHERE id = ?", _now(), self.id)
 
     def record_ceilings(self, bytes_per_s: float, flops: float) -> None:
         """Commit what the device reached in this run."""
