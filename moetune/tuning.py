@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,11 +15,12 @@ from moetune.engine.backend import Backend, Ceilings
 from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
 from moetune.engine.entries import with_ranges
-from moetune.engine.events import Emit, Event, SweepStarted, TokenFailed, Warned
+from moetune.engine.events import Emit, Event, GpuAwaited, SweepStarted, TokenFailed, Warned
 from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
+from moetune.measure.gpu_lock import Gpu, gpu_of, locked
 from moetune.measure.replay import ReplayBackend
 from moetune.outcome import Trial
 from moetune.store import (
@@ -29,6 +30,7 @@ from moetune.store import (
     Store,
     default_store_path,
     load_recording,
+    lock_dirs,
     replay_commands,
     save_recording,
     shipped_recording,
@@ -76,7 +78,26 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
     """
     budget = Budget(None if request.budget_s is None else (1.0 - CLOSING_SHARE) * request.budget_s)
     request = _checked(request)
-    bed = _gpu_bed(request) if _gpu_is_there() else _replay_bed(request)
+    if not _gpu_is_there():
+        return _run_closing(_replay_bed(request), request, budget, on_event)
+    # Refuses a format or a device that no kernel runs, before anything is waited for or started.
+    heuristic_plan(request.shape, 1, device_info(request.device_index))
+    gpu = gpu_of(request.device_index)
+    with locked(gpu, lock_dirs(), *_lock_words(gpu, on_event)) as waited_s:
+        budget.total_s += waited_s  # what another sweep took is no part of this one's budget
+        return _run_closing(replace(_gpu_bed(request), gpu=gpu.uuid), request, budget, on_event)
+
+
+def _lock_words(gpu: Gpu, on_event: Emit) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Return what tells of a GPU that another sweep has, and of one that cannot be locked."""
+    unlockable = f"{gpu} cannot be locked, so another sweep on it would disturb this one's times"
+    return (
+        lambda holder: on_event(GpuAwaited(str(gpu), holder)),
+        lambda reasons: on_event(Warned(f"{unlockable} ({reasons})")),
+    )
+
+
+def _run_closing(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
     with closing(bed.backend):
         return run_on(bed, request, budget, on_event)
 
@@ -192,8 +213,6 @@ def _gpu_is_there() -> bool:
 def _gpu_bed(request: SweepRequest) -> Bed:
     from moetune.measure.cuda import CudaBackend
 
-    # Refuses a format or a device that no kernel runs, before compile processes start.
-    heuristic_plan(request.shape, 1, device_info(request.device_index))
     backend = CudaBackend(request.shape, request.device_index, seed=request.seed)
     provenance = Provenance(
         backend=backend.name,

@@ -1,6 +1,6 @@
 """What outlives a sweep: the trial store (SQLite) and recordings (compressed JSON lines). Loads no torch."""
 
-from moetune.store.database import STORE_VARIABLE, default_store_path
+from moetune.store.database import STORE_VARIABLE, default_store_path, lock_dirs
 from moetune.store.errors import RecordingError, StoreError
 from moetune.store.provenance import Provenance
 from moetune.store.recording import (
@@ -28,6 +28,7 @@ __all__ = [
     "default_store_path",
     "latest",
     "load_recording",
+    "lock_dirs",
     "replay_commands",
     "save_recording",
     "shipped_recording",

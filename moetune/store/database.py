@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +24,18 @@ def state_dir() -> Path:
     state = os.environ.get("XDG_STATE_HOME")
     root = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
     return root / "moetune"
+
+
+def lock_dirs() -> tuple[Path, ...]:
+    """Return the folders for lock files, first choice first: the user's state folder, then one of theirs for temporary files.
+
+    A home that is read-only, or a file system that locks nothing, leaves the second.
+    """
+    temporary = Path(tempfile.gettempdir()) / f"moetune-{os.geteuid()}"
+    try:
+        return (state_dir() / "locks", temporary)
+    except RuntimeError:  # a container whose user has no passwd entry
+        return (temporary,)
 
 
 def default_store_path() -> Path:
