@@ -4,69 +4,30 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from moetune.outcome import Failed, FailureKind, Stage, Subject, Trial
-from moetune.store.codec import Choice, choice_text, dump, load, trial_from_json, trial_to_json
+from moetune.outcome import Failed, FailureKind, Stage, Trial
+from moetune.store.codec import choice_text, dump, load, trial_from_json, trial_to_json
 from moetune.store.database import connect, connect_to_read, sentences
 from moetune.store.errors import StoreError
 from moetune.store.provenance import Provenance
+from moetune.store.rows import ListedTrial, RunRow, TrialFilter, TrialKey, TrialRow
 from moetune_kernels import __version__
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.errors import MoetuneError
 from moetune_kernels.shape import MoEShape
 
-TrialKey = tuple[Subject, int, Choice]
-
+_WITH_BOUNDS = (
+    "SELECT trials.*, bounds.bound_us FROM trials JOIN runs ON runs.id = trials.run "
+    "LEFT JOIN bounds ON bounds.run = trials.run AND bounds.tokens = trials.tokens"
+)
 _EARLIER_REPLAYS = "SELECT id FROM runs WHERE provenance = ? AND backend = 'replay'"
 _RUN_TEXTS = ("provenance", "backend", "kernels_sha256", "triton", "torch", "driver", "command", "started_at")
 _LATER_TEXTS = ("moetune", "gpu", "ended_at")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
-    """One stored trial with the run that it belongs to, for reports and recordings."""
-
-    run: str
-    backend: str
-    shape: MoEShape
-    device: DeviceInfo
-    kernels_sha256: str
-    triton: str
-    torch: str
-    driver: str
-    trial: Trial
-    ended_at: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """One sweep's run: what its trials depend on, and what it found of the device.
-
-    ``gpu`` is the GPU's UUID. ``ended_at`` is None for a run that was stopped or still runs. Runs of the store's first version
-    have neither, and no ``moetune``, the version of this package.
-    """
-
-    run: str
-    backend: str
-    shape: MoEShape
-    device: DeviceInfo
-    ceilings: Mapping[str, float] | None
-    command: str
-    started_at: str
-    provenance: str
-    kernels_sha256: str
-    triton: str
-    torch: str
-    driver: str
-    moetune: str | None = None
-    gpu: str | None = None
-    ended_at: str | None = None
 
 
 class Store:
@@ -176,6 +137,39 @@ class Store:
         """Return every run, the oldest first: which shapes and devices the store knows."""
         with sentences(self.path):
             return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY started_at, rowid")]
+
+    def newest(self, wanted: TrialFilter) -> Iterator[ListedTrial]:
+        """Yield the trials that ``wanted`` admits with their runs, the latest first, reading no further than is asked."""
+        where, values = wanted.condition()
+        query = f"{_WITH_BOUNDS} WHERE {where} ORDER BY trials.id DESC"
+        with sentences(self.path):
+            runs: dict[str, RunRow] = {}
+            for row in self._query(query, *values):
+                if row["run"] not in runs:
+                    runs[row["run"]] = self._run_row(
+                        self._query("SELECT * FROM runs WHERE id = ?", row["run"]).fetchone()
+                    )
+                yield ListedTrial(
+                    number=row["id"],
+                    run=runs[row["run"]],
+                    trial=self._trial(row),
+                    ended_at=row["ended_at"],
+                    bound_us=row["bound_us"],
+                )
+
+    def count(self, wanted: TrialFilter) -> int:
+        """Return how many trials ``wanted`` admits."""
+        where, values = wanted.condition()
+        query = f"SELECT count(*) AS trials FROM trials JOIN runs ON runs.id = trials.run WHERE {where}"  # noqa: S608
+        with sentences(self.path):
+            return self._query(query, *values).fetchone()["trials"]
+
+    def trials_of_runs(self) -> dict[str, tuple[int, int]]:
+        """Return how many trials each run has, and how many of them have no time."""
+        failed = "sum(substr(outcome, 1, 8) = '{\"kind\":')"
+        with sentences(self.path):
+            found = self._query(f"SELECT run, count(*) AS ended, {failed} AS failed FROM trials GROUP BY run")  # noqa: S608
+            return {row["run"]: (row["ended"], row["failed"]) for row in found}
 
     def bounds(self, shape: MoEShape, device: DeviceInfo, backend: str = "cuda") -> dict[int, float]:
         """Return the latest physical bound in microseconds per token count."""
