@@ -20,7 +20,8 @@ from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
-from moetune.measure.gpu_lock import Gpu, gpu_of, locked
+from moetune.measure.gpu_lock import locked
+from moetune.measure.gpu_name import Gpu, gpu_of
 from moetune.measure.replay import ReplayBackend
 from moetune.outcome import Trial
 from moetune.store import (
@@ -80,8 +81,6 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
     request = _checked(request)
     if not _gpu_is_there():
         return _run_closing(_replay_bed(request), request, budget, on_event)
-    # Refuses a format or a device that no kernel runs, before anything is waited for or started.
-    heuristic_plan(request.shape, 1, device_info(request.device_index))
     gpu = gpu_of(request.device_index)
     with locked(gpu, lock_dirs(), *_lock_words(gpu, on_event)) as waited_s:
         budget.total_s += waited_s  # what another sweep took is no part of this one's budget
@@ -213,6 +212,8 @@ def _gpu_is_there() -> bool:
 def _gpu_bed(request: SweepRequest) -> Bed:
     from moetune.measure.cuda import CudaBackend
 
+    # Refuses a format or a device that no kernel runs, before compile processes start.
+    heuristic_plan(request.shape, 1, device_info(request.device_index))
     backend = CudaBackend(request.shape, request.device_index, seed=request.seed)
     provenance = Provenance(
         backend=backend.name,

@@ -15,7 +15,7 @@ from moetune_kernels.table import Entry
 
 @dataclass(frozen=True, slots=True)
 class GpuAwaited:
-    """Another sweep has the GPU, ``holder`` says which; this one starts when that one ends, on a budget not yet touched."""
+    """Another sweep has the GPU, ``holder`` says which; this one starts when that one ends, and its budget does not run meanwhile."""
 
     gpu: str
     holder: str

@@ -73,15 +73,6 @@ def slowest(readings: list[ClockReading]) -> ClockReading | None:
     return ClockReading(**worst)
 
 
-def device_uuid(index: int) -> str | None:
-    """Return the UUID of CUDA device ``index`` as NVML spells it, of the slice for MIG; None where torch knows none."""
-    import torch
-
-    found = torch.cuda.get_device_properties(index)
-    uuid = getattr(found, "uuid", None)
-    return None if uuid is None else f"{'MIG' if 'MIG' in found.name else 'GPU'}-{uuid}"
-
-
 class Clocks:
     """Reads one GPU through NVML, found by UUID or PCI bus id because NVML ignores CUDA_VISIBLE_DEVICES.
 
@@ -109,9 +100,10 @@ class Clocks:
         import torch
 
         found = torch.cuda.get_device_properties(index)
+        uuid = getattr(found, "uuid", None)
         parts = [getattr(found, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
         bus = "{:08X}:{:02X}:{:02X}.0".format(*parts) if None not in parts else None
-        return cls(device_uuid(index), bus)
+        return cls(None if uuid is None else f"{'MIG' if 'MIG' in found.name else 'GPU'}-{uuid}", bus)
 
     def read(self) -> ClockReading:
         """Return what NVML says now."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shlex
 import socket
 import sys
@@ -20,28 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, cast
 
+from moetune.measure.gpu_name import Gpu
+
 PAUSE_S = 0.2
 MAX_HOLDER_BYTES = 4096
 MAX_COMMAND_CHARACTERS = 120
 Held = int  # the file's descriptor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A GPU or MIG slice as it is locked. ``uuid`` is None where nobody knows it: then name and index stand for it."""
-
-    name: str
-    index: int
-    uuid: str | None
-
-    @property
-    def key(self) -> str:
-        """What the lock file is called, safe for any file system."""
-        text = self.uuid or f"{self.name}-{self.index}"
-        return re.sub(r"[^A-Za-z0-9.-]", "_", text)[:120]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.uuid or f'device {self.index}'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +58,6 @@ class Holder:
         where = "" if self.host == socket.gethostname() else f" on {self.host}"
         since = self.since.replace("T", " ").replace("+00:00", " UTC")
         return f"process {self.pid}{where}, since {since}: {self.command}"
-
-
-def gpu_of(index: int) -> Gpu:
-    """Return CUDA device ``index`` as it is locked; raises UnsupportedDeviceError when there is none."""
-    from moetune.measure.clocks import device_uuid
-    from moetune_kernels.device import device_info
-
-    info = device_info(index)
-    name = info.name if info.mig is None else f"{info.name} MIG {info.mig}"
-    return Gpu(name=name, index=index, uuid=device_uuid(index))
 
 
 @contextmanager

@@ -5,19 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
 from moetune import tuning
 from moetune.engine import events
 from moetune.engine.budget import Budget
-from moetune.errors import UnsupportedConfigError
-from moetune.measure.gpu_lock import Gpu, locked
+from moetune.measure.gpu_lock import locked
+from moetune.measure.gpu_name import Gpu
 from moetune.store import Store
 from moetune.tuning import SweepRequest
-from moetune_kernels.device import TARGETS
-from moetune_kernels.shape import WeightFormat
 from tests.engine.test_tuning import SHAPE, bed_of
 
 GPU = Gpu(name="NVIDIA H200", index=0, uuid="GPU-1234")
@@ -29,7 +26,6 @@ def on_gpu(fake_backend, tmp_path, monkeypatch):
     """Let `sweep` find a GPU that is not there; return its backend."""
     backend = fake_backend()
     monkeypatch.setattr(tuning, "_gpu_is_there", lambda: True)
-    monkeypatch.setattr(tuning, "device_info", lambda index: TARGETS["sm_90"])
     monkeypatch.setattr(tuning, "gpu_of", lambda index: GPU)
     monkeypatch.setattr(tuning, "lock_dirs", lambda: (tmp_path / "locks",))
     monkeypatch.setattr(tuning, "_gpu_bed", lambda request: bed_of(backend, tmp_path))
@@ -110,13 +106,6 @@ def test_a_sweep_that_is_stopped_lets_go(on_gpu, tmp_path, error):
     with Store.to_read(tmp_path / "trials.sqlite") as store:
         assert [run.ended_at for run in store.runs()] == [None]
     assert on_gpu.calls["close"] == 1
-
-
-def test_what_cannot_run_is_refused_before_anything_is_waited_for(on_gpu, tmp_path):
-    with another_sweep(tmp_path / "locks", HELD_S):
-        request = SweepRequest(shape=replace(SHAPE, format=WeightFormat.FP8), tokens=(8,))
-        with pytest.raises(UnsupportedConfigError):
-            tuning.sweep(request, pytest.fail)
 
 
 def test_a_gpu_that_cannot_be_locked_is_swept_with_a_warning(on_gpu, tmp_path):

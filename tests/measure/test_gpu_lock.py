@@ -11,17 +11,22 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from moetune.measure import gpu_lock
-from moetune.measure.gpu_lock import Gpu, Holder, gpu_of, locked
+from moetune.measure import gpu_lock, gpu_name
+from moetune.measure.gpu_lock import Holder, locked
+from moetune.measure.gpu_name import Gpu, gpu_of
+from moetune_kernels.device import TARGETS
+from moetune_kernels.errors import UnsupportedDeviceError
 
 H200 = Gpu(name="NVIDIA H200", index=0, uuid="GPU-8f5c7a6e-0000-1111-2222-333344445555")
 HOLDER = """
 import sys
 from pathlib import Path
-from moetune.measure.gpu_lock import Gpu, locked
+from moetune.measure.gpu_lock import locked
+from moetune.measure.gpu_name import Gpu
 
 uuid, folder = sys.argv[1] or None, Path(sys.argv[2])
 sys.argv[1:] = ["sweep", "--model", "mixtral-8x7b"]
@@ -197,26 +202,64 @@ def test_a_key_is_a_safe_file_name():
     assert H200.key == H200.uuid
 
 
+def driver(name="NVIDIA H200", fails=""):
+    """Return the few functions of libcuda that name a device; ``fails`` names one that is missing or answers with 999."""
+
+    def put(target, value):
+        target._obj.value = value
+        return 0
+
+    def put_name(buffer, size, device):
+        buffer.value = name.encode()[: size - 1]
+        return 0
+
+    def put_uuid(buffer, device):
+        buffer.raw = bytes(range(15)) + bytes([device.value])
+        return 0
+
+    functions = {
+        "cuInit": lambda flags: 0,
+        "cuDeviceGetCount": lambda count: put(count, 8),
+        "cuDeviceGet": put,
+        "cuDeviceGetName": put_name,
+        "cuDeviceGetUuid_v2": put_uuid,
+    }
+    if fails == "cuDeviceGetUuid_v2":  # drivers before CUDA 11.4
+        del functions[fails]
+    elif fails in functions:
+        functions[fails] = lambda *arguments: 999
+    return SimpleNamespace(**functions)
+
+
 @pytest.mark.parametrize(
-    ("name", "uuid", "found"),
+    ("name", "found"),
     [
-        ("NVIDIA H200", "8f5c7a6e", "NVIDIA H200 (GPU-8f5c7a6e)"),
-        ("NVIDIA H200 MIG 1g.18gb", "8f5c7a6e", "NVIDIA H200 MIG 1g.18gb (MIG-8f5c7a6e)"),
-        ("NVIDIA H200", None, "NVIDIA H200 (device 3)"),
+        ("NVIDIA H200", "NVIDIA H200 (GPU-00010203-0405-0607-0809-0a0b0c0d0e03)"),
+        ("NVIDIA H200 MIG 1g.18gb", "NVIDIA H200 MIG 1g.18gb (MIG-00010203-0405-0607-0809-0a0b0c0d0e03)"),
     ],
 )
-def test_a_gpu_is_named_as_torch_knows_it(monkeypatch, name, uuid, found):
-    from types import SimpleNamespace
-
-    import torch
-
-    from moetune_kernels.device import TARGETS
-
-    mig = "1g.18gb" if "MIG" in name else None
-    monkeypatch.setattr("moetune_kernels.device.device_info", lambda index: replace(TARGETS["sm_90"], mig=mig))
-    properties = SimpleNamespace(name=name, **({} if uuid is None else {"uuid": uuid}))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+def test_a_gpu_is_named_as_the_driver_knows_it(monkeypatch, name, found):
+    monkeypatch.setattr(gpu_name.ctypes, "CDLL", lambda library: driver(name))
     assert str(gpu_of(3)) == found
+
+
+@pytest.mark.parametrize("fails", ["cuInit", "cuDeviceGetName", "cuDeviceGetUuid_v2", "library"])
+def test_a_driver_that_does_not_answer_leaves_torchs_name(monkeypatch, fails):
+    def load(library):
+        if fails == "library":
+            raise OSError(f"{library}: cannot open shared object file")
+        return driver(fails=fails)
+
+    monkeypatch.setattr(gpu_name.ctypes, "CDLL", load)
+    monkeypatch.setattr("moetune_kernels.device.device_info", lambda index: TARGETS["gfx942"])
+    assert str(gpu_of(3)) == "AMD Instinct MI300X (device 3)"
+
+
+@pytest.mark.parametrize("index", [8, -1])
+def test_a_device_that_is_not_there_is_refused(monkeypatch, index):
+    monkeypatch.setattr(gpu_name.ctypes, "CDLL", lambda library: driver())
+    with pytest.raises(UnsupportedDeviceError, match=f"no CUDA device {index}: the driver sees 8"):
+        gpu_of(index)
 
 
 def test_lock_folders_are_the_users_own(monkeypatch, tmp_path):
