@@ -40,7 +40,6 @@ from moetune.strategies import STRATEGIES
 from moetune.tables.writer import write_table
 from moetune_kernels import __version__
 from moetune_kernels.config import Structure
-from moetune_kernels.device import device_info
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.kernel_hash import source_sha256
 from moetune_kernels.paths import search_dirs, user_tables_dir
@@ -210,16 +209,21 @@ def _gpu_is_there() -> bool:
 
 
 def _gpu_bed(request: SweepRequest) -> Bed:
-    from moetune.measure.cuda import CudaBackend
+    from moetune.measure.gpu_messages import GpuSettings
+    from moetune.measure.isolated import open_isolated
 
-    # Refuses a format or a device that no kernel runs, before compile processes start.
-    heuristic_plan(request.shape, 1, device_info(request.device_index))
-    backend = CudaBackend(request.shape, request.device_index, seed=request.seed)
+    settings = GpuSettings(shape=request.shape, device_index=request.device_index, seed=request.seed)
+    backend = open_isolated(settings)
+    try:
+        default = heuristic_plan(request.shape, 1, backend.device)  # refuses a format or a device that no kernel runs
+    except BaseException:
+        backend.close()
+        raise
     provenance = Provenance(
         backend=backend.name,
         shape=request.shape,
         device=backend.device,
-        kernels_sha256=source_sha256(_all_structures(heuristic_plan(request.shape, 1, backend.device))),
+        kernels_sha256=source_sha256(_all_structures(default)),
         triton=_version("triton"),
         torch=_version("torch"),
         driver=_driver(),

@@ -1,7 +1,7 @@
-"""The process that compiles: imports torch and triton once, then forks one child per kernel.
+"""The process that compiles: imports torch and triton once, then forks children that compile one kernel after another.
 
-A child that crashes or hangs costs one kernel and nothing else, and a fork takes milliseconds where an import takes
-seconds. Started by :class:`moetune.measure.compiler.CompilePool` as ``python -m moetune.measure.compile_worker``; it
+A child that crashes or hangs costs one kernel and is replaced: a fork takes milliseconds where an import takes seconds.
+Children live on between kernels because the first compile of a process takes three times as long as the others. Started by :class:`moetune.measure.compiler.CompilePool` as ``python -m moetune.measure.compile_worker``; it
 never touches a GPU, and it ends when its standard input does.
 
 Both pipes carry pickles, each behind its length in eight bytes. In: :class:`Setup`, then ``(number, pickled job)``.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import pickle
 import selectors
@@ -29,6 +30,7 @@ from moetune.outcome import Compiled, Failed, FailureKind
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 16
 _REASON_CHARACTERS = 240
+_JOBS_PER_CHILD = 64  # Triton keeps every compiled kernel in memory, half a megabyte each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +44,17 @@ class Setup:
 
 @dataclass(slots=True)
 class Child:
-    """One running compile: its process group, the pipe it answers on, and when it must have answered."""
+    """One compiling process: its group, the pipes to and from it, and its job with the moment when it must have ended.
 
-    number: int
+    ``number`` is None while it waits for a job.
+    """
+
     pid: int
+    jobs: int
     answers: int
-    deadline: float
+    number: int | None = None
+    deadline: float = math.inf
+    taken: int = 0
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -82,7 +89,7 @@ def one_line(error: BaseException) -> str:
 
 
 class Server:
-    """Runs jobs in children, at most ``workers`` at a time, each under its time limit."""
+    """Runs jobs in children, at most ``workers`` at a time, each job under its time limit."""
 
     def __init__(self, requests: int, results: int, setup: Setup) -> None:
         self._requests, self._results, self._setup = requests, results, setup
@@ -102,8 +109,8 @@ class Server:
                 self._end(child)
 
     def _serve_once(self) -> bool:
-        while self._waiting and len(self._children) < self._setup.workers:
-            self._start(*self._waiting.popleft())
+        while self._waiting and (child := self._free_child()) is not None:
+            self._give(child, *self._waiting.popleft())
         for key, _ in self._selector.select(self._seconds_to_deadline()):
             if key.fd == self._requests:
                 data = os.read(self._requests, _READ_BYTES)
@@ -117,53 +124,80 @@ class Server:
         return True
 
     def _seconds_to_deadline(self) -> float | None:
-        if not self._children:
-            return None
-        return max(min(child.deadline for child in self._children.values()) - time.monotonic(), 0.0)
+        deadline = min((child.deadline for child in self._children.values()), default=math.inf)
+        return None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
 
-    def _start(self, number: int, job: bytes) -> None:
+    def _free_child(self) -> Child | None:
+        """Return a child without a job, a new one if need be, or None when all that may run are busy."""
+        idle = next((child for child in self._children.values() if child.number is None), None)
+        if idle is not None or len(self._children) >= self._setup.workers:
+            return idle
+        jobs, job = os.pipe()
         answers, answer = os.pipe()
         pid = os.fork()
         if pid == 0:
+            for other in self._children.values():  # else a sibling would never see the end of its jobs
+                os.close(other.jobs)
+                os.close(other.answers)
+            os.close(job)
             os.close(answers)
-            _compile_and_exit(job, answer)
+            _compile_until_told(jobs, answer)
+        os.close(jobs)
         os.close(answer)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here and in the child: whoever comes first
-        child = Child(number, pid, answers, time.monotonic() + self._setup.limit_s)
+        child = Child(pid, job, answers)
         self._children[answers] = child
         self._selector.register(answers, selectors.EVENT_READ)
+        return child
+
+    def _give(self, child: Child, number: int, job: bytes) -> None:
+        child.number, child.deadline, child.taken = number, time.monotonic() + self._setup.limit_s, child.taken + 1
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: its end is heard, and the job fails
+            _write(child.jobs, frame(job))
 
     def _hear(self, child: Child) -> None:
         data = os.read(child.answers, _READ_BYTES)
-        if data:
-            child.received += data
+        if not data:
+            status = self._end(child)
+            if child.number is not None:
+                self._answer(child.number, Failed(FailureKind.COMPILE, _death(status)))
             return
-        status = self._end(child)
-        values = unframe(child.received)
-        self._answer(child, values[0] if values else Failed(FailureKind.COMPILE, _death(status)))
+        child.received += data
+        for outcome in unframe(child.received):
+            assert child.number is not None, "a child answers only what it was asked"
+            self._answer(child.number, outcome)
+            child.number, child.deadline = None, math.inf
+            if child.taken >= _JOBS_PER_CHILD:
+                self._end(child)
 
     def _stop_late_children(self) -> None:
         now = time.monotonic()
         for child in [child for child in self._children.values() if child.deadline <= now]:
             self._end(child)
+            assert child.number is not None, "an idle child has no deadline"
             reason = f"still compiling after {self._setup.limit_s:g} s"
-            self._answer(child, Failed(FailureKind.TIMEOUT, reason))
+            self._answer(child.number, Failed(FailureKind.TIMEOUT, reason))
 
     def _end(self, child: Child) -> int:
         """Kill the child's whole process group (ptxas included), reap it and return its wait status."""
         self._selector.unregister(child.answers)
         os.close(child.answers)
+        os.close(child.jobs)
         del self._children[child.answers]
         finished, status = os.waitpid(child.pid, os.WNOHANG)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         return status if finished else os.waitpid(child.pid, 0)[1]
 
-    def _answer(self, child: Child, outcome: Compiled | Failed) -> None:
-        data = memoryview(frame((child.number, outcome)))
-        while data:
-            data = data[os.write(self._results, data) :]
+    def _answer(self, number: int, outcome: Compiled | Failed) -> None:
+        _write(self._results, frame((number, outcome)))
+
+
+def _write(pipe: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
 
 
 def _death(status: int) -> str:
@@ -175,15 +209,14 @@ def _death(status: int) -> str:
     )
 
 
-def _compile_and_exit(job: bytes, answer: int) -> None:
-    """Compile in the child and leave without running any of the parent's exit handlers."""
+def _compile_until_told(jobs: int, answer: int) -> None:
+    """Compile in the child, job after job, and leave without running any of the parent's exit handlers."""
     try:
         os.setpgid(0, 0)
-        outcome = _outcome(job)
-        with os.fdopen(answer, "wb") as out:
-            out.write(frame(outcome))
+        while True:
+            _write(answer, frame(_outcome(_read_one(jobs))))
     finally:
-        os._exit(0)
+        os._exit(0)  # the pool closed its end, or a job broke more than itself: the server hears that nothing came
 
 
 def _outcome(job: bytes) -> Compiled | Failed:
@@ -225,7 +258,7 @@ def _read_exactly(requests: int, count: int) -> bytes:
     while len(data) < count:
         piece = os.read(requests, count - len(data))
         if not piece:
-            raise EOFError("the pool closed before it sent its set-up")
+            raise EOFError("the other end closed")
         data += piece
     return data
 

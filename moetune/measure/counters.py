@@ -143,6 +143,7 @@ def counters_unavailable() -> str | None:
 def read_counters(
     jobs: Sequence[CounterJob],
     *,
+    device: DeviceInfo | None = None,
     device_index: int = 0,
     sets: Sequence[MetricSet] = PROFILE_SETS,
     time_limit_s: float = TIME_LIMIT_S,
@@ -154,6 +155,7 @@ def read_counters(
 
     Args:
         jobs: what to look at; jobs of one shape share weights, so keep them together.
+        device: the GPU, where the caller knows it; torch is asked, and starts CUDA here, when None.
         device_index: the CUDA device, as torch counts it here.
         sets: which metric sets to read, one ncu run each.
         time_limit_s: wall-clock limit of each run.
@@ -165,7 +167,7 @@ def read_counters(
     found = blocked()
     if found is not None:
         return _all_failed(jobs, Failed(FailureKind.RESOURCES, found.reason))
-    device = device_info(device_index)
+    device = device or device_info(device_index)
     if chip_of(device.sm) is None:
         reason = f"no counter names are known for {device.name} (compute capability {device.sm / 10:.1f})"
         return _all_failed(jobs, Failed(FailureKind.RESOURCES, reason))

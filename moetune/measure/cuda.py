@@ -1,22 +1,22 @@
-"""The live backend: compiles in other processes, times and verifies on the GPU of this one."""
+"""Trials on the GPU of this process, and the live backend that also compiles, in other processes."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
 from moetune.engine.backend import Ceilings, LayerFigures
 from moetune.errors import MissingError, RunError
-from moetune.measure.calls import DTYPES, PRELOAD, gemm_job, small_jobs
+from moetune.measure.calls import DTYPES, gemm_job
 from moetune.measure.ceilings import measure_ceilings
 from moetune.measure.clocks import ClockReading, Clocks, slowest
-from moetune.measure.compiler import CompilePool, KernelJob
 from moetune.measure.faults import failure, is_sticky
-from moetune.measure.figures import IssueRate, counted, measured, warp_instructions
+from moetune.measure.figures import IssueRate, measured, warp_instructions
+from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.inputs import (
     ExpertWeights,
     kernel_truth,
@@ -27,12 +27,14 @@ from moetune.measure.inputs import (
     weights_bytes,
     why_no_room,
 )
+from moetune.measure.kernel_compiles import KernelCompiles
 from moetune.measure.open_count import OpenCount
+from moetune.measure.sweep_counters import COUNTERS_LIMIT_S, sweep_counters
 from moetune.measure.timer import CapturedLayers, Launch, Timer, finish, summarize
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome
-from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
+from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.kernel_call import launch_all
 from moetune_kernels.plan import LayerPlan
@@ -40,31 +42,31 @@ from moetune_kernels.shape import MoEShape
 
 SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to time well
 CLOCK_READING_S = 0.5  # NVML takes milliseconds, a screening sample less than one
-COUNTERS_LIMIT_S = 120.0
 
 NOT_TIMED = Failed(FailureKind.LAUNCH, "not timed: another plan of the same round stopped the GPU")
 Value = TypeVar("Value")
 
 
-class CudaBackend:
-    """Answers trials on one CUDA device. See :class:`moetune.engine.backend.Backend` for the order of calls.
+class CudaTrials:
+    """Times and verifies on one CUDA device in this process: all of a backend but compiling and counting.
+
+    A trial may lose the device for good (an illegal access, a kernel that never ends): that trial comes back as failed,
+    ``lost`` says why, and nothing more can be asked of this process.
 
     Args:
         shape: the layer; bf16 or fp16 weights.
         device_index: the CUDA device, as torch counts it.
         seed: of weights and rows.
-        workers: compile processes; one less than the cores when None.
 
     Raises:
         MissingError: torch sees no CUDA device.
     """
 
-    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0, workers: int | None = None) -> None:
+    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0) -> None:
         if not torch.cuda.is_available():
             raise MissingError("no CUDA GPU in this machine; `moetune doctor` says what works without one")
         self._info = device_info(device_index)
         self._shape, self._index, self._seed = shape, device_index, seed
-        self._pool = CompilePool(workers=workers, preload=PRELOAD)  # first: it imports while this process goes on
         self._device = torch.device("cuda", device_index)
         torch.cuda.set_device(self._device)
         torch.set_float32_matmul_precision("highest")  # the references are float32, never TF32
@@ -72,16 +74,10 @@ class CudaBackend:
         self._timer = Timer(self._device, self._info.l2_bytes)
         self._side_stream = torch.cuda.Stream(self._device)  # graphs cannot be captured on the default stream
         self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
-        self._small_compiled = False
         self._weights: ExpertWeights | None = None
         self._open: OpenCount | None = None
         self._ceilings: Ceilings | None = None
-        self._lost: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What the table's ``backend`` field says."""
-        return "cuda"
+        self._lost: Failed | None = None
 
     @property
     def device(self) -> DeviceInfo:
@@ -89,18 +85,14 @@ class CudaBackend:
         return self._info
 
     @property
-    def shape(self) -> MoEShape:
-        """The layer that is tuned."""
-        return self._shape
+    def lost(self) -> Failed | None:
+        """The trial that lost the device, None while it answers."""
+        return self._lost
 
-    def recorded(self, role: Role) -> Sequence[MoEKernelConfig] | None:
-        """Return None: any config can be timed."""
-        del role
-
-    def recorded_plans(self, tokens: int) -> Sequence[LayerPlan]:
-        """Return nothing: any plan can be timed."""
-        del tokens
-        return ()
+    def learn(self, compiled: Mapping[tuple[Role, MoEKernelConfig], Compiled], ceilings: Ceilings | None) -> None:
+        """Take over what others found out: what the compiler said of kernels, and the device's limits."""
+        self._compiled.update(compiled)
+        self._ceilings = ceilings or self._ceilings
 
     def ceilings(self) -> Ceilings:
         """Measure a large copy (read and written bytes) and a large matmul in the format of the weights.
@@ -115,25 +107,6 @@ class CudaBackend:
                 raise RunError(f"could not measure the GPU's own limits: {found.reason}")
             self._ceilings = found
         return self._ceilings
-
-    def compile(
-        self, role: Role, configs: Sequence[MoEKernelConfig]
-    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
-        """Compile in other processes and yield each config as it ends, in any order."""
-        gemms = ((config, gemm_job(role, config, self._shape, self._info)) for config in configs)
-        jobs: Iterator[tuple[MoEKernelConfig | None, KernelJob]] = itertools.chain(self._small_jobs(), gemms)
-        for config, result in self._pool.compile(jobs):
-            if config is None:  # a small kernel that cannot compile shows itself in the first layer
-                continue
-            if isinstance(result, Compiled):
-                self._compiled[role, config] = result
-            yield config, result
-
-    def _small_jobs(self) -> Iterator[tuple[None, KernelJob]]:
-        if not self._small_compiled:
-            self._small_compiled = True
-            for job in small_jobs(self._shape, BLOCK_SIZES, self._info):
-                yield None, job
 
     def open(self, tokens: int) -> Failed | None:
         """Make rows and the float32 reference for one token count, and the weights before the first."""
@@ -283,29 +256,12 @@ class CudaBackend:
         """Compare the whole layer with the reference on rows of another seed."""
         return self._answer(lambda: self._now_open.verify_layer(plan))
 
-    def counters(
-        self, plans: dict[int, LayerPlan], limit_s: float = COUNTERS_LIMIT_S
-    ) -> dict[int, LayerFigures | Failed]:
-        """Read hardware counters for each token count's plan; frees the weights first, because ncu's worker needs room."""
-        from moetune.measure.counters import SWEEP_SETS, CounterJob, read_counters
-
-        if not plans:
-            return {}
-        self._release()
-        jobs = {CounterJob(shape=self._shape, tokens=tokens, plan=plan): tokens for tokens, plan in plans.items()}
-        found = read_counters(list(jobs), device_index=self._index, sets=SWEEP_SETS, time_limit_s=limit_s)
-        return {
-            jobs[job]: result if isinstance(result, Failed) else counted(result, layer_work(self._shape, job.tokens))
-            for job, result in found.items()
-        }
-
     def clocks(self) -> ClockReading | None:
         """Return the worst clocks, heat and power seen while timing; None before the first reading."""
         return slowest(self._readings)
 
     def close(self) -> None:
-        """End the compile processes and free the GPU's memory; safe to call twice."""
-        self._pool.close()
+        """Free the GPU's memory; safe to call twice."""
         self._clocks.close()
         if self._lost is None:
             self._release()
@@ -340,7 +296,7 @@ class CudaBackend:
         """
         if self._lost is not None:
             raise RunError(
-                f"the GPU stopped after a trial that failed ({self._lost}); every trial so far is kept: "
+                f"the GPU stopped after a trial that failed ({self._lost.reason}); every trial so far is kept: "
                 "run the same command again, it goes on from there"
             )
         try:
@@ -360,10 +316,77 @@ class CudaBackend:
             except Exception as after:  # noqa: BLE001  # the error shows only now, or the device is gone
                 failed, sticky = failure(after), True
         if sticky:
-            self._lost = failed.reason
+            self._lost = failed
         elif failed.kind is FailureKind.RESOURCES:
             torch.cuda.empty_cache()  # what other sizes left behind may be the room that was missing
         return failed
+
+
+class CudaBackend(CudaTrials):
+    """Answers trials in this very process. See :class:`moetune.engine.backend.Backend` for the order of calls.
+
+    A fault of the GPU ends it: a sweep uses :class:`moetune.measure.isolated.IsolatedBackend`.
+
+    Args:
+        shape: the layer; bf16 or fp16 weights.
+        device_index: the CUDA device, as torch counts it.
+        seed: of weights and rows.
+        workers: compile processes; one less than the cores when None.
+
+    Raises:
+        MissingError: torch sees no CUDA device.
+    """
+
+    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0, workers: int | None = None) -> None:
+        super().__init__(shape, device_index, seed=seed)
+        self._compiles = KernelCompiles(shape, workers)
+
+    @property
+    def name(self) -> str:
+        """What the table's ``backend`` field says."""
+        return "cuda"
+
+    @property
+    def shape(self) -> MoEShape:
+        """The layer that is tuned."""
+        return self._shape
+
+    def recorded(self, role: Role) -> Sequence[MoEKernelConfig] | None:
+        """Return None: any config can be timed."""
+        del role
+
+    def recorded_plans(self, tokens: int) -> Sequence[LayerPlan]:
+        """Return nothing: any plan can be timed."""
+        del tokens
+        return ()
+
+    def compile(
+        self, role: Role, configs: Sequence[MoEKernelConfig]
+    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+        """Compile in other processes and yield each config as it ends, in any order."""
+        for config, result in self._compiles.compile(role, configs, self._info):
+            if isinstance(result, Compiled):
+                self._compiled[role, config] = result
+            yield config, result
+
+    def counters(
+        self, plans: dict[int, LayerPlan], limit_s: float = COUNTERS_LIMIT_S
+    ) -> dict[int, LayerFigures | Failed]:
+        """Read hardware counters for each token count's plan; frees the weights first, because ncu's worker needs room."""
+        if not plans:
+            return {}
+        self._release()
+        return sweep_counters(self._shape, plans, self._info, self._index, limit_s)
+
+    def close(self) -> None:
+        """End the compile processes and free the GPU's memory; safe to call twice."""
+        self._compiles.close()
+        super().close()
+
+
+def open_trials(settings: GpuSettings) -> CudaTrials:
+    """Return the trials of ``settings``: what a GPU process is started with."""
+    return CudaTrials(settings.shape, settings.device_index, seed=settings.seed)
 
 
 def _without_figures(times_us: list[float]) -> Measured:

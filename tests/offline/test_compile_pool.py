@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import toy
+from triton.backends.nvidia import driver as nvidia_driver
 
 from moetune.errors import RunError
 from moetune.measure.compile_worker import frame
@@ -81,6 +85,64 @@ def test_a_crash_costs_one_kernel(pool):
     got = outcomes(pool, {"crash": job(toy.crash), "good": toy_job(16, 64, 64)})
     assert got["crash"] == Failed(FailureKind.COMPILE, "the compiler's process was killed by signal 11")
     assert isinstance(got["good"], Compiled)
+
+
+def pids(pool, count):
+    """Return the process that did each of ``count`` jobs, one job at a time."""
+    return [outcomes(pool, {"pid": job(toy.say_pid)})["pid"].reason.rsplit(" ", 1)[1] for _ in range(count)]
+
+
+@pytest.fixture
+def one_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        yield pool
+
+
+def test_the_launcher_is_built_where_a_driver_is_and_kernels_of_one_signature_share_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (tmp_path / "empty.c").write_text("")
+    for name in ("libcuda.so.1", "libcuda.so"):
+        subprocess.run(["cc", "-shared", "-o", str(driver / name), str(tmp_path / "empty.c")], check=True)
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(driver))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        got = outcomes(pool, {"small": toy_job(16, 64, 64), "large": toy_job(64, 64, 64)})
+    assert all(isinstance(compiled, Compiled) for compiled in got.values())
+    assert len(list((tmp_path / "cache").glob("*/*.cubin"))) == 2
+    launchers = len(list((tmp_path / "cache").glob("*/__triton_launcher*.so")))
+    assert launchers == hasattr(nvidia_driver, "make_launcher")  # newer Tritons launch all signatures by one function
+
+
+def test_no_launcher_is_built_where_no_driver_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path / "nothing"))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        assert isinstance(outcomes(pool, {"small": toy_job(16, 64, 64)})["small"], Compiled)
+    assert not list(tmp_path.glob("*/__triton_launcher*"))
+
+
+def test_a_process_compiles_one_kernel_after_another_until_it_has_done_its_share(one_worker):
+    from moetune.measure.compile_worker import _JOBS_PER_CHILD
+
+    assert Counter(Counter(pids(one_worker, 2 * _JOBS_PER_CHILD)).values()) == {_JOBS_PER_CHILD: 2}
+
+
+def test_a_process_that_dies_between_kernels_is_replaced(one_worker):
+    (first,) = pids(one_worker, 1)
+    os.kill(int(first), signal.SIGKILL)
+    while Path(f"/proc/{first}").exists():
+        time.sleep(0.01)
+    (second,) = pids(one_worker, 1)
+    assert second != first
+
+
+def test_a_crash_is_followed_by_a_new_process(one_worker):
+    (before,) = pids(one_worker, 1)
+    assert outcomes(one_worker, {"crash": job(toy.crash)})["crash"].kind is FailureKind.COMPILE
+    (after,) = pids(one_worker, 1)
+    assert after != before
 
 
 def test_an_error_becomes_one_line_and_its_noise_goes_nowhere(pool, capfd):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import triton
 
 from moetune.measure.offline import compile_offline, plan_choices
 from moetune.outcome import Compiled
@@ -32,12 +33,13 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8
 TOKENS = (1, 256, 16384)  # memory-bound, between, compute-bound: for shapes that do not ship, and for other Tritons
 IS_OTHER_TRITON = "EXPECTED_TRITON" in os.environ
 MAX_SPILLS = 16  # what a sweep still races
+OTHER_TRITON_SPILLS = 64  # another compiler than a table's: slower by a little, not by a factor
 
 
-def assert_usable(compiled, device, where):
+def assert_usable(compiled, device, where, max_spills=MAX_SPILLS):
     assert isinstance(compiled, Compiled), f"{where}: {compiled}"
     assert compiled.smem_bytes <= device.smem_limit, where
-    assert compiled.spills <= MAX_SPILLS, f"{where}: {compiled.spills} spills"
+    assert compiled.spills <= max_spills, f"{where}: {compiled.spills} spills"
     assert device.is_amd or compiled.registers >= 24, where
 
 
@@ -59,8 +61,9 @@ def test_shipped_plans_compile_for_their_own_device(compile_layer, name):
     table = SHIPPED[name]
     choices = plan_choices(entry.plan for entry in table.entries.values())
     assert choices
+    max_spills = MAX_SPILLS if table.triton == triton.__version__ else OTHER_TRITON_SPILLS
     for (role, config), outcome in compile_layer(table.shape, table.device, choices):
-        assert_usable(outcome, table.device, f"{name} {role.value} {config}")
+        assert_usable(outcome, table.device, f"{name} {role.value} {config}", max_spills)
 
 
 def test_offline_compilation_reports_what_a_sweep_prints():

@@ -48,3 +48,7 @@ def noisy_error() -> tuple[KernelCall, ...]:
     os.write(1, b"program text\n" * 10_000)
     os.write(2, b"program text\n" * 10_000)
     raise ValueError("first line says nothing\nptxas fatal : error in line 2\nmore")
+
+
+def say_pid() -> tuple[KernelCall, ...]:
+    raise ValueError(f"error from {os.getpid()}")

@@ -1,0 +1,142 @@
+"""The process that owns the GPU: loads the trials of a layer and answers one question after the other.
+
+Started by :class:`moetune.measure.gpu_process.GpuProcess` as ``python -m moetune.measure.gpu_worker QUESTIONS ANSWERS
+PARENT``: two file descriptors, and the tuner's process id. Standard output and error are the tuner's log file, so that
+whatever CUDA, Triton or a compiler prints stays out of the answers. It ends when the tuner does, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from moetune.engine.backend import Ceilings
+from moetune.errors import MoetuneError, RunError
+from moetune.measure.compile_worker import one_line
+from moetune.measure.faults import failure
+from moetune.measure.gpu_messages import HANDSHAKE, Answer, Ask, Inbox, Ready, Refused, Start, packed
+from moetune.outcome import Compiled, Failed
+from moetune_kernels.config import MoEKernelConfig, Role
+from moetune_kernels.device import DeviceInfo
+
+LOST = 3  # the exit code of a process whose device is lost, after it said so
+_READ_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 500  # of 1000: where memory runs out, this process goes and not the tuner
+
+
+class Trials(Protocol):
+    """What a factory returns: these, and every method that is asked for."""
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device that answers."""
+        ...
+
+    @property
+    def lost(self) -> Failed | None:
+        """The trial that lost the device, None while it answers."""
+        ...
+
+    def learn(self, compiled: Mapping[tuple[Role, MoEKernelConfig], Compiled], ceilings: Ceilings | None) -> None:
+        """Take over what others found out."""
+        ...
+
+
+def serve(questions: int, answers: int) -> None:
+    """Load the trials and answer until the pipe of questions closes."""
+    inbox = Inbox()
+    start = _next(questions, inbox)
+    if not isinstance(start, Start):
+        return
+    try:
+        trials = _load(start)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the tuner says it
+        _send(answers, Refused(error if isinstance(error, MoetuneError) else _no_start(error)))
+        return
+    _send(answers, Ready(device=trials.device))
+    while isinstance(ask := _next(questions, inbox), Ask):
+        answer = _answer(trials, ask)
+        _send(answers, answer)
+        if answer.lost is not None:
+            os._exit(LOST)  # a lost CUDA context can hang or abort in the destructors of a normal exit
+
+
+def _load(start: Start) -> Trials:
+    if start.handshake != HANDSHAKE:
+        raise RunError(
+            f"moetune was changed while it ran: the tuner is {start.handshake}, its GPU process {HANDSHAKE}; "
+            "run the same command again"
+        )
+    module, _, name = start.factory.partition(":")
+    return getattr(importlib.import_module(module), name)(start.settings)
+
+
+def _no_start(error: Exception) -> RunError:
+    return RunError(f"the GPU process could not start: {one_line(error)}; run `moetune doctor`")
+
+
+def _answer(trials: Trials, ask: Ask) -> Answer:
+    """Ask the trials; whatever they raise is the end of this process, because nobody knows what state it left."""
+    try:
+        trials.learn(ask.learned.compiled, ask.learned.ceilings)
+        answer = Answer(number=ask.number, value=getattr(trials, ask.method)(*ask.arguments), lost=trials.lost)
+        packed(answer)
+    except Exception as error:  # noqa: BLE001  # a kernel may fail in any way, and the sweep must go on
+        return Answer(number=ask.number, lost=trials.lost or failure(error))
+    return answer
+
+
+def _next(questions: int, inbox: Inbox) -> Any | None:
+    """Return the next message; None when the tuner closed the pipe."""
+    while (message := inbox.take()) is None:
+        data = os.read(questions, _READ_BYTES)
+        if not data:
+            return None
+        inbox.add(data)
+    return message
+
+
+def _send(answers: int, message: object) -> None:
+    data = memoryview(packed(message))
+    while data:
+        data = data[os.write(answers, data) :]
+
+
+def _end_with(parent: int) -> None:
+    """Be killed when the tuner ends, even by a SIGKILL in the middle of a launch that never returns."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before
+        os._exit(0)
+
+
+def _prepare(parent: int) -> None:
+    _end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's business: it kills us
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # nobody waits for a core dump of mapped GPU memory
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
+
+
+def main() -> None:
+    """Serve one tuner."""
+    questions, answers, parent = map(int, sys.argv[1:4])
+    _prepare(parent)
+    for pipe in (questions, answers):
+        os.set_inheritable(pipe, False)  # a compiler that we start must not keep them open
+    with contextlib.suppress(BrokenPipeError):  # the tuner went away
+        serve(questions, answers)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""The live backend of a sweep: compiles here, measures in a GPU process that may die without ending the sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Protocol
+
+from moetune.engine.backend import Ceilings, LayerFigures
+from moetune.measure.clocks import ClockReading, slowest
+from moetune.measure.gpu_messages import GpuSettings, Start
+from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, RespawningGpu, gone
+from moetune.measure.isolated_limits import Limits, TimeLimits
+from moetune.measure.strikes import Strikes
+from moetune.outcome import Compiled, Failed, Outcome
+from moetune_kernels.config import MoEKernelConfig, Role
+from moetune_kernels.device import DeviceInfo
+from moetune_kernels.plan import LayerPlan
+from moetune_kernels.shape import MoEShape
+
+CUDA_TRIALS = "moetune.measure.cuda:open_trials"
+PROBE_ROUNDS = 2  # of a plan alone, to see whether it was the one; rounds are even
+
+Row = dict[LayerPlan, Outcome]
+
+
+class Compiles(Protocol):
+    """Who compiles, without a GPU."""
+
+    def compile(
+        self, role: Role, configs: Sequence[MoEKernelConfig], device: DeviceInfo
+    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+        """Compile for ``device`` and yield each config as it ends."""
+        ...
+
+    def close(self) -> None:
+        """End what it runs."""
+        ...
+
+
+def open_isolated(settings: GpuSettings) -> IsolatedBackend:
+    """Return the backend of a live sweep: kernels compile in a pool of processes, and run in one of their own."""
+    from moetune.measure.kernel_compiles import KernelCompiles
+
+    return IsolatedBackend(settings, KernelCompiles(settings.shape), factory=CUDA_TRIALS)
+
+
+class IsolatedBackend:
+    """Answers trials through a GPU process. See :class:`moetune.engine.backend.Backend` for the order of calls.
+
+    Whatever a candidate does to its process (an illegal access, a hang, an abort, all of the host's memory) costs that
+    candidate: it comes back as failed, and the next question starts a new process, which opens the same token count
+    with the same seeds. A candidate that did it twice is not launched again. This process never starts CUDA.
+
+    Args:
+        settings: what the trials are made from.
+        compiles: who compiles; closed with this backend.
+        factory: ``module:function`` that makes the trials in the GPU process.
+        limits: seconds of each question, :class:`TimeLimits` when None.
+
+    Raises:
+        MoetuneError: what the factory raised: there is no such GPU.
+        RunError: the GPU process cannot start.
+    """
+
+    def __init__(
+        self, settings: GpuSettings, compiles: Compiles, *, factory: str = CUDA_TRIALS, limits: Limits | None = None
+    ) -> None:
+        self._settings, self._compiles = settings, compiles
+        self._strikes = Strikes()
+        self._readings: dict[int, ClockReading] = {}  # the worst of each process, by its id
+        try:
+            self._gpu = RespawningGpu(Start(factory=factory, settings=settings), limits or TimeLimits(settings.shape))
+        except BaseException:
+            compiles.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """What the table's ``backend`` field says."""
+        return "cuda"
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The GPU that answers."""
+        return self._gpu.device
+
+    @property
+    def shape(self) -> MoEShape:
+        """The layer that is tuned."""
+        return self._settings.shape
+
+    def recorded(self, role: Role) -> Sequence[MoEKernelConfig] | None:
+        """Return None: any config can be timed."""
+        del role
+
+    def recorded_plans(self, tokens: int) -> Sequence[LayerPlan]:
+        """Return nothing: any plan can be timed."""
+        del tokens
+        return ()
+
+    def compile(
+        self, role: Role, configs: Sequence[MoEKernelConfig]
+    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+        """Compile in other processes and yield each config as it ends; waits for no GPU process."""
+        for config, result in self._compiles.compile(role, configs, self.device):
+            if isinstance(result, Compiled):
+                self._gpu.compiled[role, config] = result
+            yield config, result
+
+    # Questions: a new method of the trials is one line here.
+
+    def ceilings(self) -> Ceilings:
+        """Measure a large copy and a large matmul, once per sweep.
+
+        Raises:
+            RunError: the GPU cannot run even these.
+        """
+        found = self._gpu.ceilings
+        if found is None:
+            found = self._gpu.ceilings = self._needed("ceilings")
+        return found
+
+    def open(self, tokens: int) -> Failed | None:
+        """Make rows and the float32 reference for one token count, and the weights where the process is new."""
+        self._note_clocks()
+        return self._trial((OPEN, tokens), OPEN, tokens)
+
+    def bound_us(self) -> float:
+        """Return the physical bound of the open token count, from the experts that its rows really touch."""
+        self.ceilings()
+        return self._needed("bound_us")
+
+    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
+        """Load the kernel, then time its very first launch, cold."""
+        return self._trial((role, config), "first_launch_us", role, config)
+
+    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
+        """Time one kernel with a cold L2."""
+        return self._trial((role, config), "time_kernel", role, config, samples)
+
+    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare with the float32 reference over NaN-poisoned output."""
+        return self._trial((role, config), "verify_kernel", role, config)
+
+    def time_routing(self, block_m: int) -> Outcome:
+        """Time route and permute for one ``block_m``."""
+        return self._trial(("routing", block_m), "time_routing", block_m)
+
+    def time_combine(self) -> Outcome:
+        """Time the combine kernel."""
+        return self._trial("combine", "time_combine")
+
+    def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
+        """Time whole layers, interleaved; a plan that ends the process is found and fails alone."""
+        (row,) = self._together("time_layers", plans, rounds)
+        return row
+
+    def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
+        """Time whole layers under routings that touch other numbers of experts, the fewest first."""
+        return self._together("time_rerouted", plans, rounds)
+
+    def verify_layer(self, plan: LayerPlan) -> Failed | None:
+        """Compare the whole layer with the reference on rows of another seed."""
+        return self._trial(plan, "verify_layer", plan)
+
+    def counters(self, plans: dict[int, LayerPlan], limit_s: float = 120.0) -> dict[int, LayerFigures | Failed]:
+        """Read hardware counters for each token count's plan; ends the GPU process first, because ncu needs its room."""
+        from moetune.measure.sweep_counters import sweep_counters
+
+        if not plans:
+            return {}
+        self._note_clocks()
+        self._gpu.end()
+        return sweep_counters(self.shape, plans, self.device, self._settings.device_index, limit_s)
+
+    def clocks(self) -> ClockReading | None:
+        """Return the worst clocks, heat and power seen while timing; None before the first reading."""
+        self._note_clocks()
+        return slowest(list(self._readings.values()))
+
+    def close(self) -> None:
+        """End the GPU process, at once, and the compile processes; safe to call twice."""
+        try:
+            self._gpu.end()
+        finally:
+            self._compiles.close()
+
+    # one question
+
+    def _trial(self, candidate: Hashable, method: str, *arguments: Any) -> Any:
+        """Ask about one candidate; Failed when it ended its process, or did so too often before."""
+        refusal = self._strikes.refusal(candidate)
+        if refusal is not None:
+            return refusal
+        answer = self._gpu.ask(method, *arguments)
+        if answer.lost is None:
+            return answer.value
+        self._strikes.add(candidate, answer.lost)
+        return answer.value if isinstance(answer.value, Failed) else answer.lost
+
+    def _needed(self, method: str) -> Any:
+        """Ask what no candidate can be blamed for, and the sweep cannot go on without."""
+        lost: Failed | None = None
+        for _ in range(MAX_FRUITLESS):
+            answer = self._gpu.ask(method)
+            if answer.lost is None:
+                return answer.value
+            lost = answer.lost
+        assert lost is not None
+        raise gone(lost)
+
+    # several plans at once
+
+    def _together(self, method: str, plans: Sequence[LayerPlan], rounds: int) -> list[list[Outcome]]:
+        """Return one row of outcomes per routing; plans that end the process fail, the others are timed together."""
+        failed = {plan: refusal for plan in plans if (refusal := self._strikes.refusal(plan)) is not None}
+        rows: list[Row] = []
+        deaths = 0
+        while todo := [plan for plan in dict.fromkeys(plans) if plan not in failed]:
+            answer = self._gpu.ask(method, todo, rounds)
+            found = _rows(method, todo, answer.value)
+            if answer.lost is None:
+                rows = found
+                break
+            named = {plan for row in found for plan, outcome in row.items() if outcome == answer.lost}
+            if len(todo) == 1 or len(named) == 1:
+                plan = next(iter(named), todo[0])
+                failed[plan] = answer.lost
+                self._strikes.add(plan, answer.lost)
+                continue
+            deaths += 1
+            # Nobody knows whose fault it was. Where all behave alone and the next time together ends the same way,
+            # what each does alone is all that there is.
+            alone = {plan: self._alone(method, plan, PROBE_ROUNDS if deaths == 1 else rounds) for plan in todo}
+            failed |= {plan: outcome for plan, outcome in alone.items() if isinstance(outcome, Failed)}
+            if deaths > 1:
+                rows = _merged([outcome for outcome in alone.values() if not isinstance(outcome, Failed)])
+                break
+        if not rows and len(failed) == len(set(plans)):
+            rows = [{}]
+        return [[failed[plan] if plan in failed else row[plan] for plan in plans] for row in rows]
+
+    def _alone(self, method: str, plan: LayerPlan, rounds: int) -> list[Row] | Failed:
+        """Time one plan by itself; Failed when it ends the process, which then was its second time."""
+        answer = self._gpu.ask(method, [plan], rounds)
+        if answer.lost is None:
+            return _rows(method, [plan], answer.value)
+        self._strikes.add(plan, answer.lost, 2)
+        return answer.lost
+
+    def _note_clocks(self) -> None:
+        """Ask the process for its readings, where there is one that has any."""
+        pid = self._gpu.pid
+        if pid is not None and self._gpu.has_answered:
+            reading = self._gpu.ask("clocks").value
+            if reading is not None:
+                self._readings[pid] = reading
+
+
+def _rows(method: str, plans: Sequence[LayerPlan], value: Any) -> list[Row]:
+    """Return what one of the two methods about several plans answered as rows; none where it did not answer."""
+    if value is None:
+        return []
+    return [dict(zip(plans, row, strict=True)) for row in ([value] if method == "time_layers" else value)]
+
+
+def _merged(singles: Sequence[list[Row]]) -> list[Row]:
+    """Join the rows of plans that were timed apart."""
+    return [{plan: outcome for row in rows for plan, outcome in row.items()} for rows in zip(*singles, strict=True)]
