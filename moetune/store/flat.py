@@ -56,7 +56,7 @@ def _kind(field: Field[Any]) -> Kind:
 _CHOICE: dict[str, Kind] = {
     **_kinds(MoEKernelConfig),
     **{name: kind for role in Role for name, kind in _kinds(MoEKernelConfig, f"{role.value}_").items()},
-    **dict.fromkeys(("routing", "combine"), str),
+    **dict.fromkeys(("plan_routing", "plan_combine"), str),
 }
 COLUMNS: Mapping[str, Kind] = {**_TRIAL, **_FIGURES, **_kinds(Compiled), **_CHOICE, **_RUN}
 
@@ -96,7 +96,11 @@ def _of_choice(listed: ListedTrial) -> dict[str, Value]:
         return _values(choice)
     if isinstance(choice, LayerPlan):
         both = {name: value for role in Role for name, value in _values(choice.config(role), f"{role.value}_").items()}
-        return both | {"block_m": choice.block_m, "routing": choice.routing.value, "combine": choice.combine.value}
+        return both | {
+            "block_m": choice.block_m,
+            "plan_routing": choice.routing.value,
+            "plan_combine": choice.combine.value,
+        }
     return {"block_m": choice or None}  # combine is the same for all
 
 

@@ -52,7 +52,7 @@ def test_a_row_holds_all_that_a_trial_says(listed):
     assert (failed["tokens"], failed["median_us"], failed["verified"]) == (None, None, False)
     assert (routing["block_m"], routing["structure"]) == (64, None)
     assert (layer["block_m"], layer["gate_up_block_n"], layer["down_block_n"]) == (64, 128, PLAN.down.block_n)
-    assert (layer["structure"], layer["combine"], layer["verified"]) == (None, "gather_sum", True)
+    assert (layer["structure"], layer["plan_combine"], layer["verified"]) == (None, "gather_sum", True)
 
 
 def test_columns_hold_what_they_are_declared_to_hold(listed):
