@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from moetune.engine.backend import LayerFigures
 from moetune.engine.finals import Verdict
@@ -43,9 +44,40 @@ def with_figures(entry: Entry, figures: LayerFigures) -> Entry:
 
 
 def with_ranges(entries: Mapping[int, Entry]) -> dict[int, Entry]:
-    """Return the entries with the ranges that they serve beside each other: neighbours meet at the geometric mean."""
-    ranges = serve_ranges(entries)
-    return {tokens: replace(entries[tokens], serves=ranges[tokens]) for tokens in sorted(entries)}
+    """Return the entries with the ranges that they serve beside each other.
+
+    Neighbours whose ranges meet keep the switch point between them, which may have been measured; others meet at the
+    geometric mean.
+    """
+    ladder = sorted(entries)
+    usual = serve_ranges(entries)
+    tops = {tokens: usual[tokens][1] for tokens in ladder}
+    for lower, upper in pairwise(ladder):
+        last = entries[lower].serves[1]
+        if last + 1 == entries[upper].serves[0] < upper:  # one that begins at its own count was the first of its table
+            tops[lower] = last
+    bottoms = dict(zip(ladder[1:], (tops[tokens] + 1 for tokens in ladder), strict=False))
+    return {
+        tokens: replace(entries[tokens], serves=(bottoms.get(tokens, usual[tokens][0]), tops[tokens]))
+        for tokens in ladder
+    }
+
+
+def with_switch(entries: Mapping[int, Entry], lower: int, upper: int, last: int) -> dict[int, Entry]:
+    """Return the entries with ``last`` as the last token count that entry ``lower`` serves before its neighbour does.
+
+    Raises:
+        ValueError: the switch point is not between the two.
+    """
+    if not lower <= last < upper:
+        raise ValueError(f"entry {lower} serves from {lower} to {upper - 1} tokens beside entry {upper}, got {last}")
+    first = entries[lower].serves[0]
+    end = entries[upper].serves[1]
+    changed = {
+        lower: replace(entries[lower], serves=(first, last)),
+        upper: replace(entries[upper], serves=(last + 1, end)),
+    }
+    return dict(entries) | changed
 
 
 def with_smem(plan: LayerPlan, compiled: CompiledKernels) -> LayerPlan:

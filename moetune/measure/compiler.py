@@ -7,9 +7,12 @@ import functools
 import itertools
 import os
 import pickle
+import select
 import subprocess
 import sys
 import tempfile
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +168,8 @@ class CompilePool:
         self._numbers = itertools.count()
         self._outcomes: dict[int, Compiled | Failed] = {}
         self._dropped: set[int] = set()
+        self._waiting: deque[tuple[Any, KernelJob]] = deque()
+        self._submitted: dict[int, Any] = {}
         count = workers if workers is not None else default_workers()
         self._window = _JOBS_AHEAD * count
         self._send(frame(Setup(workers=count, limit_s=limit_s, preload=preload)))
@@ -191,17 +196,81 @@ class CompilePool:
         finally:
             self._dropped |= set(waiting)
 
+    def submit(self, jobs: Iterable[tuple[Any, KernelJob]], *, ahead: bool = False) -> None:
+        """Queue ``(key, job)`` pairs and return at once; :meth:`ended` tells of them.
+
+        Args:
+            jobs: in the order to compile them.
+            ahead: before everything that no process has taken yet.
+
+        Raises:
+            RunError: the compile process itself ended.
+        """
+        if ahead:
+            self._waiting.extendleft(reversed(list(jobs)))
+        else:
+            self._waiting.extend(jobs)
+        self._feed()
+
+    def ended(self, wait_s: float = 0.0) -> list[tuple[Any, Compiled | Failed]]:
+        """Return ``(key, outcome)`` of every submitted job that ended since the last call.
+
+        Between two calls no process is left without work for as long as it has ``_JOBS_AHEAD`` kernels to compile.
+
+        Args:
+            wait_s: how long to wait for the first one where none has ended and some are under way.
+
+        Raises:
+            RunError: the compile process itself ended.
+        """
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            while self._is_readable(0.0):
+                self._take_in()
+            numbers = [number for number in self._outcomes if number in self._submitted]
+            left_s = deadline_s - time.monotonic()
+            if numbers or not self._submitted or left_s <= 0:
+                break
+            self._is_readable(left_s)
+        found = [(self._submitted.pop(number), self._outcomes.pop(number)) for number in numbers]
+        self._feed()
+        return found
+
+    def withdraw(self) -> list[Any]:
+        """Take back what no process has taken yet, and return the keys in their order."""
+        keys = [key for key, _ in self._waiting]
+        self._waiting.clear()
+        return keys
+
+    @property
+    def unfinished(self) -> int:
+        """Submitted jobs that :meth:`ended` has not told of."""
+        return len(self._waiting) + len(self._submitted)
+
+    def _feed(self) -> None:
+        while self._waiting and len(self._submitted) < self._window:
+            key, job = self._waiting.popleft()
+            number = next(self._numbers)
+            self._submitted[number] = key
+            self._send(frame((number, pickle.dumps(job))))
+
     def _await(self, waiting: Mapping[int, object]) -> int:
         """Return the number of one of the ``waiting`` jobs that has ended."""
         while True:
             ended = next((number for number in self._outcomes if number in waiting), None)
             if ended is not None:
                 return ended
-            for number, outcome in self._receive():
-                if number in self._dropped:
-                    self._dropped.discard(number)
-                else:
-                    self._outcomes[number] = outcome
+            self._take_in()
+
+    def _is_readable(self, wait_s: float) -> bool:
+        return bool(select.select([self._process.stdout], [], [], wait_s)[0])
+
+    def _take_in(self) -> None:
+        for number, outcome in self._receive():
+            if number in self._dropped:
+                self._dropped.discard(number)
+            else:
+                self._outcomes[number] = outcome
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None

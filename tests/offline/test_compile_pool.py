@@ -183,6 +183,60 @@ def test_two_iterators_in_turn_each_get_their_own_outcomes(pool):
     assert sorted(keys) == [(name, n) for name in ("first", "second") for n in (2, 3, 4)]
 
 
+def wait_for_all(pool):
+    found = {}
+    while pool.unfinished:
+        found |= dict(pool.ended(wait_s=60.0))
+    return found
+
+
+def test_submitted_kernels_compile_while_the_caller_does_something_else(pool):
+    assert pool.ended() == []
+    pool.submit([(n, toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
+    assert pool.unfinished == 3
+    while len(pool._outcomes) < 3:
+        pool._take_in()
+    started_s = time.monotonic()
+    found = dict(pool.ended())
+    assert time.monotonic() - started_s < 0.5
+    assert set(found) == {2, 3, 4}
+    assert all(isinstance(outcome, Compiled) for outcome in found.values())
+    assert pool.unfinished == 0
+
+
+def test_what_is_submitted_ahead_comes_before_what_waits_and_what_waits_can_be_withdrawn(one_worker):
+    one_worker._window = 1
+    one_worker.submit([(n, toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
+    one_worker.submit([("ahead", toy_job(32, 64, 64)), ("next", toy_job(64, 64, 64))], ahead=True)
+    assert one_worker.withdraw() == ["ahead", "next", 3, 4]
+    assert one_worker.unfinished == 1
+    one_worker.submit([("last", toy_job(16, 64, 64))])
+    one_worker.submit([("first", toy_job(32, 64, 64))], ahead=True)
+    assert list(wait_for_all(one_worker)) == [2, "first", "last"]
+
+
+def test_submitted_kernels_and_an_iterator_do_not_mix(pool):
+    pool.submit([("submitted", toy_job(16, 64, 64))])
+    assert set(outcomes(pool, {"iterated": toy_job(32, 64, 64)})) == {"iterated"}
+    assert set(wait_for_all(pool)) == {"submitted"}
+
+
+def test_many_more_kernels_than_pipes_hold_are_fed_as_they_end(one_worker):
+    one_worker.submit([(n, job(toy.say_pid)) for n in range(500)])
+    found = wait_for_all(one_worker)
+    assert set(found) == set(range(500))
+    assert {outcome.kind for outcome in found.values()} == {FailureKind.COMPILE}
+
+
+def test_a_pool_whose_process_ended_says_so_to_whoever_asks_what_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with CompilePool(workers=1, preload=("toy",)) as pool:
+        pool.submit([("hang", job(toy.hang, str(tmp_path / "started")))])
+        pool._process.kill()
+        with pytest.raises(RunError, match="the compile process ended"):
+            pool.ended(wait_s=60.0)
+
+
 def test_closing_ends_a_running_compile_and_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pool = CompilePool(workers=1, limit_s=600, preload=("toy",))
