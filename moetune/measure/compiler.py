@@ -263,6 +263,7 @@ class CompilePool:
             self._take_in()
 
     def _is_readable(self, wait_s: float) -> bool:
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], wait_s)[0])
 
     def _take_in(self) -> None:
