@@ -24,6 +24,7 @@ from moetune.measure.gpu_lock import locked
 from moetune.measure.gpu_name import Gpu, gpu_of
 from moetune.measure.replay import ReplayBackend
 from moetune.outcome import Trial
+from moetune.space import reports_of
 from moetune.store import (
     Provenance,
     Recording,
@@ -113,6 +114,10 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
         )
 
         kept = _kept(bed, table)
+        reports = reports_of(store.known(bed.provenance).values()) if request.limits.any else {}
+        for tokens in [tokens for tokens, entry in kept.items() if not request.limits.keep(entry.plan, reports)]:
+            on_event(Warned(f"{tokens} tokens: an earlier sweep's entry leaves the table, it is not inside the limits"))
+            del kept[tokens]
 
         def write(entries: Mapping[int, Entry], ceilings: Ceilings) -> Path:
             return write_table(_filled(table, bed, with_ranges(kept | dict(entries)), ceilings), bed.out_dir)
@@ -187,14 +192,24 @@ def _job(request: SweepRequest, budget: Budget) -> Job:
     workers = max(len(os.sched_getaffinity(0)) - 1, 1)
     kernels = affordable_kernels(request.budget_s, workers)
     polish = int(POLISH_SHARE * kernels)
-    return Job(tokens=request.tokens, budget=budget, kernels=kernels - polish, polish=polish, seed=request.seed)
+    return Job(
+        tokens=request.tokens,
+        budget=budget,
+        kernels=kernels - polish,
+        polish=polish,
+        seed=request.seed,
+        limits=request.limits,
+    )
 
 
 def _known(store: Store, bed: Bed, request: SweepRequest) -> dict[Key, Trial]:
-    """Return screenings of earlier sweeps with equal provenance; a replay takes none, its recording has them all."""
+    """Return screenings of earlier sweeps with equal provenance; a replay takes none, its recording has them all.
+
+    Under limits those of configs outside are left where they are: the race must not take its pace from them.
+    """
     if request.fresh or bed.backend.name != "cuda":
         return {}
-    return store.known(bed.provenance)
+    return {key: trial for key, trial in store.known(bed.provenance).items() if request.limits.reuses(trial)}
 
 
 # The two backends

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetune.cli.limit_options import MaxRegistersOpt, MaxSmemOpt, SpaceOpt, StructuresOpt, parse_limits
 from moetune.cli.options import (
     LOCAL_OPTIONS,
     SWEEP_TOKENS,
@@ -101,6 +102,10 @@ def sweep(
     budget: BudgetOpt = None,
     device: DeviceOpt = 0,
     target: TargetOpt = None,
+    max_smem: MaxSmemOpt = None,
+    max_registers: MaxRegistersOpt = None,
+    structures: StructuresOpt = None,
+    space: SpaceOpt = None,
     fresh: FreshOpt = False,
     out_dir: OutOpt = None,
     store: StoreOpt = None,
@@ -112,10 +117,11 @@ def sweep(
     """
     layer = resolve(ShapeRequest(model, config, hidden, inter, experts, top_k, tp, ep, weight_format))
     counts, budget_s, absent = parse_tokens(tokens), parse_budget(budget), parse_target(target)
+    limits = parse_limits(max_smem, max_registers, structures, space)
     if absent is not None:
         if out_dir or record:
             raise UsageError("--target compiles and writes no table; leave --out and --record away")
-        compile_for_target(layer.shape, absent, counts, budget_s)
+        compile_for_target(layer.shape, absent, counts, budget_s, limits)
         return
     run_sweep(
         shape=layer.shape,
@@ -129,6 +135,7 @@ def sweep(
         seed=0,
         command=command_line(leave_out=LOCAL_OPTIONS),
         record=output_file(record, "--record"),
+        limits=limits,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from moetune.cli.output import console, out
 from moetune.cli.results import amount, plain_table
+from moetune.cli.space_lines import compiled_line, space_lines
 from moetune.cli.sweep_progress import SweepProgress, TokenProgress, status_line
 from moetune.engine.events import (
     CompileProgress,
@@ -16,6 +17,7 @@ from moetune.engine.events import (
     Emit,
     Event,
     GpuAwaited,
+    SpaceCompiled,
     SpaceReady,
     SweepStarted,
     TokenDone,
@@ -98,8 +100,10 @@ def headline(event: Event) -> str | None:
         case SweepStarted(backend=backend, device=device, shape=shape, store=store, resumed=resumed):
             known = f", {resumed} trials known from {store}" if resumed else ""
             return f"{backend}: {shape.key} on {device.name}{known}"
-        case SpaceReady(role=role, kept=kept, legal=legal, removed=removed):
-            return f"{role.value}: {kept} candidates of {legal} that can run ({sum(removed.values())} cannot)"
+        case SpaceReady():
+            return "\n".join(space_lines(event))
+        case SpaceCompiled():
+            return compiled_line(event)
         case TokenFailed(tokens=tokens, reason=reason):
             return f"{span_text(tokens, tokens)}: no entry, {reason}"
         case CountersStarted(entries=entries):

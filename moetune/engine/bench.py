@@ -53,6 +53,8 @@ class Bench:
         compiled: what the compiler reported of every kernel that may run.
         loaded: kernels that this process launched at least once.
         compiles: kernels that went to the compiler.
+        why_outside: which of the user's limits removes a kernel from the race; what is outside is compiled and timed
+            only as part of the default plan, and no trial says so, since another sweep has other limits.
     """
 
     backend: Backend
@@ -66,6 +68,11 @@ class Bench:
     compiles: int = 0
     trials: int = 0
     failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
+    why_outside: Callable[[Role, MoEKernelConfig], str | None] = lambda _, __: None
+
+    def inside(self, role: Role) -> list[MoEKernelConfig]:
+        """Return the compiled kernels of a role that keep to the user's limits."""
+        return [config for one, config in self.compiled if one is role and self.why_outside(role, config) is None]
 
     def end(self, trial: Trial) -> Outcome:
         """Write one ended trial down and return its outcome."""
@@ -121,6 +128,9 @@ class Bench:
 
     def enter(self, role: Role, tokens: int, config: MoEKernelConfig, gate: Gate) -> Outcome:
         """Let one config into the race: its first launch, then a few samples unless that was hopeless."""
+        outside = self.why_outside(role, config) if (role, config) in self.compiled else None
+        if outside is not None:
+            return Failed(FailureKind.RESOURCES, outside)
         known = self.screened.get((SUBJECT_OF[role], EVERY_COUNT, config)) or self.known(role, tokens, config)
         if known is not None:
             return known.outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from moetune.outcome import Trial
@@ -35,12 +35,28 @@ class SweepStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpaceReady:
-    """The candidates of one role are chosen: ``kept`` of ``legal``, and reasons why the others cannot run."""
+    """The candidates of one role are chosen: ``kept`` of ``legal``, and reasons why the others cannot run.
+
+    ``outside`` counts what each of the user's limits removed of those that can run, ``duplicates`` those that were another
+    one once clamped, ``ceilings`` the legal ones by the lowest shared-memory ceiling in bytes that they keep to.
+    """
 
     role: Role
     kept: int
     legal: int
     removed: Mapping[str, int]
+    outside: Mapping[str, int] = field(default_factory=dict[str, int])
+    duplicates: int = 0
+    ceilings: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceCompiled:
+    """The candidates of one role are compiled: ``inside`` the user's limits, and which limit removed how many others."""
+
+    role: Role
+    inside: int
+    outside: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,7 @@ Event = (
     GpuAwaited
     | SweepStarted
     | SpaceReady
+    | SpaceCompiled
     | CompileProgress
     | TokenStarted
     | TokenRevisited

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moetune.engine.bench import Bench, time_of
@@ -40,12 +40,14 @@ class Finals:
         tokens: the open token count.
         default: the plan that every other has to beat.
         deadline: when the last heat is cut to its minimum.
+        may_win: whether a plan is inside the user's limits; only the default comes here when it is not, as the baseline.
     """
 
     bench: Bench
     tokens: int
     default: LayerPlan
     deadline: Deadline
+    may_win: Callable[[LayerPlan], bool] = lambda _: True
     _verdicts: dict[LayerPlan, Failed | None] = field(default_factory=dict[LayerPlan, "Failed | None"])
     _lucky: dict[LayerPlan, Failed] = field(default_factory=dict[LayerPlan, Failed])
 
@@ -64,7 +66,7 @@ class Finals:
         last = self._time(last_entrants, self._rounds(last_entrants, first))
         outcomes = {**first, **last}
         right = self._right(self._order(outcomes, last, preferred))
-        winner = next((finalist for finalist in right if self._holds(finalist.plan)), None)
+        winner = next((one for one in right if self.may_win(one.plan) and self._holds(one.plan)), None)
         for plan in entrants:
             if isinstance(first[plan], Measured):
                 self._end(plan, outcomes[plan])
@@ -107,7 +109,7 @@ class Finals:
         found: list[Finalist] = []
         for plans in ([plan for plan in outcomes if plan in last], [plan for plan in outcomes if plan not in last]):
             timed = [Finalist(plan, outcome) for plan in plans if isinstance(outcome := outcomes[plan], Measured)]
-            default = next((finalist for finalist in timed if finalist.plan == self.default), None)
+            default = next((one for one in timed if one.plan == self.default and self.may_win(one.plan)), None)
             found += ranking(timed, default, preferred)
         return found
 
@@ -116,7 +118,7 @@ class Finals:
 
     def _holds(self, plan: LayerPlan) -> bool:
         """Whether the plan is no slower than the default under other routings too, where it beat it under one."""
-        if plan == self.default or not self._is_right(self.default):
+        if plan == self.default or not self._is_right(self.default) or not self.may_win(self.default):
             return True
         for outcomes in self.bench.backend.time_rerouted([plan, self.default], REROUTED_ROUNDS):
             failed = _behind(*outcomes)

@@ -87,10 +87,8 @@ class Pace:
         for role in Role:
             pool = [
                 config
-                for compiled_role, config in self.bench.compiled
-                if compiled_role is role
-                and config.block_m in self._sensible[tokens]
-                and self.bench.known(role, tokens, config) is None
+                for config in self.bench.inside(role)
+                if config.block_m in self._sensible[tokens] and self.bench.known(role, tokens, config) is None
             ]
             fresh = {(role, config) for config in pool} - loaded
             loaded |= fresh

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetune.space import FREE, Limits
 from moetune_kernels.shape import MoEShape
 from moetune_kernels.table import TunedTable
 
@@ -27,6 +28,7 @@ class SweepRequest:
         command: the command line, for the table.
         record: file for a recording of all trials (``.jsonl.xz``).
         strategy: which search races the candidates.
+        limits: what may win, and so what is tried.
     """
 
     shape: MoEShape
@@ -41,13 +43,14 @@ class SweepRequest:
     command: str = "moetune sweep"
     record: Path | None = None
     strategy: str = "staged"
+    limits: Limits = FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
     """What a sweep left.
 
-    ``failures`` and ``removed`` count trials that failed and configs that cannot run, by reason; ``kept`` are the token
+    ``failures`` and ``removed`` count trials that failed, and configs that cannot run or are outside the limits, by reason; ``kept`` are the token
     counts of the table that an earlier sweep measured.
     """
 

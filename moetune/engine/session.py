@@ -30,9 +30,10 @@ from moetune.engine.memory import Memory
 from moetune.engine.pace import Pace
 from moetune.engine.race import Race, Standing
 from moetune.engine.schedule import order
+from moetune.engine.within import Within
 from moetune.errors import RunError
 from moetune.outcome import Failed, FailureKind, Measured, Trial
-from moetune.space import Space, candidates, recorded_space
+from moetune.space import FREE, Limits, Space, candidates, recorded_space, require_something
 from moetune.strategies.base import StrategyFactory, Terrain
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
@@ -53,6 +54,7 @@ class Job:
         kernels: how many kernels the first round compiles, both roles together.
         polish: how many neighbours of winners are compiled afterwards, both roles together.
         seed: of the strategies that draw.
+        limits: what may win.
     """
 
     tokens: tuple[int, ...]
@@ -60,6 +62,7 @@ class Job:
     kernels: int
     polish: int
     seed: int = 0
+    limits: Limits = FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +119,14 @@ class Session:
 
         Raises:
             RunError: no token count has a plan that runs and is right.
+            UsageError: the limits leave nothing to try.
         """
+        self._spaces = {role: self._space(role) for role in Role}
+        require_something(self._spaces, self.job.tokens)
+        self._within = Within(self._spaces, self._bench)
+        self._bench.why_outside = self._within.why_outside
         self._ceilings = self.backend.ceilings()
         self.ports.journal.record_ceilings(self._ceilings.bytes_per_s, self._ceilings.flops)
-        self._spaces = {role: self._space(role) for role in Role}
         self._budget = Budget(None) if self._is_recorded else self.job.budget  # nothing to wait for in a replay
         costs = Costs(self.backend.shape, self._ceilings, self._compile())
         self._pace = Pace(self._budget, costs, self._bench, self._spaces, self.job.tokens, self.job.polish)
@@ -130,14 +137,17 @@ class Session:
         self._look_again()
         if not self._entries:
             reasons = ", ".join(f"{count} {kind.value}" for kind, count in self._bench.failures.most_common())
-            raise RunError(f"no token count has a plan that runs and is right ({reasons}); see `moetune doctor`")
+            inside = f" inside {self.job.limits.text}" if self.job.limits.any else ""
+            raise RunError(
+                f"no token count has a plan{inside} that runs and is right ({reasons}); see `moetune doctor`"
+            )
         self._count_winners()
         return SessionResult(
             entries=with_ranges(self._entries),
             table_path=self._write(),
             trials=self._bench.trials,
             failures=self._bench.failures,
-            removed=sum((space.removed for space in self._spaces.values()), Counter[str]()),
+            removed=sum((space.removed + space.outside for space in self._spaces.values()), Counter[str]()),
             stopped_early=self.stopped_early,
         )
 
@@ -147,10 +157,12 @@ class Session:
         shape, device, tokens = self.backend.shape, self.backend.device, self.job.tokens
         recorded = self.backend.recorded(role)
         if recorded is None:
-            space = candidates(shape, device, role, tokens, limit=max(self.job.kernels // len(Role), 1))
+            limit = max(self.job.kernels // len(Role), 1)
+            space = candidates(shape, device, role, tokens, limit, self.job.limits)
         else:
-            space = recorded_space(shape, device, role, tokens, recorded)
-        self._emit(SpaceReady(role, len(space.configs), space.legal, space.removed))
+            space = recorded_space(shape, device, role, tokens, recorded, self.job.limits)
+        counts = space.legal, space.removed, space.outside, space.duplicates, space.ceilings
+        self._emit(SpaceReady(role, len(space.configs), *counts))
         return space
 
     @property
@@ -164,6 +176,8 @@ class Session:
         started_s = self._budget.clock()
         if not self._bench.compile(wanted, self._budget.compile_deadline()):
             self._cut_short("the budget cut the compiles short: the least promising candidates are left out")
+        if self.job.limits.any:
+            self._within.report(self.job.tokens, self._emit)
         compiled = len(self._bench.compiled)
         return (self._budget.clock() - started_s) / compiled if compiled >= ENOUGH_KERNELS else KERNEL_S
 
@@ -179,6 +193,9 @@ class Session:
             return
         bound_us = self.backend.bound_us()
         self.ports.journal.record_bound(tokens, bound_us)
+        cost = self._within.cost(verdict, self.ports.default_plan(tokens))
+        if cost is not None:
+            self._emit(Warned(f"{tokens} tokens: {cost}"))
         entry = entry_of(tokens, verdict, bound_us, self._bench.compiled)
         self._entries[tokens] = entry
         self._verdicts[tokens] = verdict
@@ -197,11 +214,13 @@ class Session:
             self._cut_short(
                 f"{tokens} tokens had no time for a race: the default and neighbouring winners were compared"
             )
-        finals = Finals(self._bench, tokens, self.ports.default_plan(tokens), allowance.deadline)
+        default = self.ports.default_plan(tokens)
+        finals = Finals(self._bench, tokens, default, allowance.deadline, self._within.holds)
         before = [self._memory.winners[tokens]] if tokens in self._memory.winners else []
         # Where layers are recorded, a sum of kernels has no chance to be measured, and none to be believed before them.
-        entrants = self.backend.recorded_plans(tokens) or [*plans, *before, *preferred]
-        verdict = finals.run(list(dict.fromkeys(entrants)), preferred)
+        recorded = [plan for plan in self.backend.recorded_plans(tokens) if self._within.holds(plan)]
+        entrants = recorded or [*plans, *before, *preferred]
+        verdict = self._within.explained(finals.run(list(dict.fromkeys(entrants)), preferred), default)
         if not before:
             self._pace.learn(allowance, self._budget.clock() - started_s, was_cut)
         return verdict
@@ -236,8 +255,7 @@ class Session:
         return standings, race.was_cut
 
     def _pool(self, role: Role, tokens: int) -> list[MoEKernelConfig]:
-        compiled = [config for compiled_role, config in self._bench.compiled if compiled_role is role]
-        return self._memory.pool(self._spaces[role], compiled, tokens)
+        return self._memory.pool(self._spaces[role], self._bench.inside(role), tokens)
 
     # after the last token count
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count as count_from
 from itertools import islice
 
 from moetune.space.load import MANY_ROWS, ExpertLoad, sensible_block_ms
+from moetune.space.occupancy import MOST_REGISTERS
 from moetune.space.prior import Problem, predict
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 
@@ -22,6 +23,10 @@ PERMUTE_MIN_BLOCK_M = 64  # copying the rows first only pays where there are man
 # tile has another one.
 GROUPED_SHARE = 0.17  # of the limit: the best tall tiles once more with other group_m
 OTHER_GROUP_MS = (16, 4, 32)  # beside the one that tall tiles start with
+# Of the limit: the most promising tiles once more with a register cap. 19 of the 108 kernels of three H200 tables carry
+# one, and the polish found all of them, but only around the few winners that it had time for.
+CAPPED_SHARE = 0.06
+CAPS_FIRST = {1: 128, 2: 128, 4: 128, 8: 168, 16: 168}  # by warps: the cap that those kernels carry
 
 # Low tiles: memory binds and the guess tells widths apart badly (16x64 won where it preferred 16x256), so each width
 # has its turn.
@@ -32,22 +37,95 @@ Group = tuple[Structure, int]
 Cell = tuple[int, int, int]
 
 
-def select(
-    configs: Sequence[MoEKernelConfig], problem: Problem, tokens: Sequence[int], limit: int
-) -> tuple[MoEKernelConfig, ...]:
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What a selection goes by beside the guess.
+
+    Args:
+        problem: which GEMM, on what.
+        tokens: the token counts that the selection is for.
+        allows: whether a config that was not enumerated may be tried.
+        max_registers: the user's ceiling, which is then the cap of every tile that may have one.
+    """
+
+    problem: Problem
+    tokens: Sequence[int]
+    allows: Callable[[MoEKernelConfig], bool]
+    max_registers: int | None = None
+
+
+def select(configs: Sequence[MoEKernelConfig], selector: Selector, limit: int) -> tuple[MoEKernelConfig, ...]:
     """Return at most ``limit`` configs in the order to compile them: every prefix is a sensible mix.
 
     Each structure and tile height is a group with a share of the limit. Within a group the tiles come first that are
-    promising at some token count, each with one prefetch distance; other distances of the same tile follow later. The
-    last of all are the best tall tiles with other ``group_m``, where experts have many rows.
+    promising at some token count, each with one prefetch distance; other distances of the same tile follow later. Then
+    the best tiles with a register cap, and last of all the best tall tiles with other ``group_m``, where experts have
+    many rows.
     """
+    problem, tokens = selector.problem, selector.tokens
+    plain, capped = _by_cap(configs, selector)
     groups: dict[Group, Iterator[MoEKernelConfig]] = {}
-    for key in sorted({_group(config) for config in configs}, key=lambda key: (key[1], key[0].value)):
-        members = [config for config in configs if _group(config) == key]
+    for key in sorted({_group(config) for config in plain}, key=lambda key: (key[1], key[0].value)):
+        members = [config for config in plain if _group(config) == key]
         groups[key] = _by_promise(members, problem, tokens)
     shares = {key: _share(key, problem.role) for key in groups}
-    grouped = _regrouped(configs, problem, tokens, int(GROUPED_SHARE * limit)) if limit < len(configs) else []
-    return (*_weighted_rounds(groups, shares, limit - len(grouped)), *grouped)
+    if limit >= len(configs):
+        return (*_weighted_rounds(groups, shares, limit), *capped)
+    regrouped = [] if limit >= len(plain) else _regrouped(plain, selector, int(GROUPED_SHARE * limit))
+    room = limit - len(regrouped)
+    again = _capped(plain, capped, selector, max(int(CAPPED_SHARE * limit), room - len(plain)))
+    return tuple(dict.fromkeys([*_weighted_rounds(groups, shares, room - len(again)), *again, *regrouped]))
+
+
+def _by_cap(
+    configs: Sequence[MoEKernelConfig], selector: Selector
+) -> tuple[list[MoEKernelConfig], list[MoEKernelConfig]]:
+    """Return each tile once, without a cap where it may go without one, and the same tiles with the caps that are left."""
+    tiles: dict[MoEKernelConfig, list[MoEKernelConfig]] = {}
+    for config in configs:
+        tiles.setdefault(replace(config, max_registers=None), []).append(config)
+    plain: list[MoEKernelConfig] = []
+    capped: list[MoEKernelConfig] = []
+    for members in tiles.values():
+        first, *others = sorted(members, key=lambda config: _cap_order(config, selector))
+        plain.append(first)
+        capped += others
+    return plain, capped
+
+
+def _cap_order(config: MoEKernelConfig, selector: Selector) -> tuple[bool, bool, int]:
+    """Order a tile's caps: none, then the usual one, then the highest; under the user's ceiling that one first, none last.
+
+    With the ceiling as its cap a kernel keeps to it for certain. Without one half of all kernels take over 64 registers
+    beside their accumulators, a tenth of them over 110, and a compile that proves to be outside is a compile lost.
+    """
+    cap, ceiling = config.max_registers, selector.max_registers
+    height = MOST_REGISTERS if cap is None else cap
+    if ceiling is not None:
+        return cap is None, cap != ceiling, -height
+    return cap is not None, cap != CAPS_FIRST[config.num_warps], -height
+
+
+def _capped(
+    plain: Sequence[MoEKernelConfig], capped: Sequence[MoEKernelConfig], selector: Selector, limit: int
+) -> list[MoEKernelConfig]:
+    """Return at most ``limit`` tiles with a cap: the best tile of each kind with its usual cap, then the second best...
+
+    Ranked without the cap, since the guess knows a cap for the room that it makes, which is not what caps were seen to do.
+    """
+    problem, tokens = selector.problem, selector.tokens
+    promise = promises([replace(config, max_registers=None) for config in plain], problem, tokens)
+    waiting: dict[MoEKernelConfig, list[MoEKernelConfig]] = {}
+    for config in capped:
+        waiting.setdefault(replace(config, max_registers=None), []).append(config)
+    places: Counter[Group] = Counter()
+    ranked: list[tuple[int, float, MoEKernelConfig]] = []
+    for tile in sorted(waiting, key=lambda tile: promise[tile]):
+        for turn, config in enumerate(sorted(waiting[tile], key=lambda config: _cap_order(config, selector))):
+            ranked.append((places[_group(tile)] + turn * len(waiting), promise[tile], config))
+        places[_group(tile)] += 1
+    ranked.sort(key=lambda item: item[:2])
+    return [config for _, _, config in ranked[:limit]]
 
 
 def _group(config: MoEKernelConfig) -> Group:
@@ -109,11 +187,9 @@ def _distinct_loads(problem: Problem, tokens: Sequence[int]) -> list[int]:
     return [ordered[round(place * (len(ordered) - 1) / 5)] for place in range(6)]
 
 
-def _regrouped(
-    configs: Sequence[MoEKernelConfig], problem: Problem, tokens: Sequence[int], limit: int
-) -> list[MoEKernelConfig]:
+def _regrouped(configs: Sequence[MoEKernelConfig], selector: Selector, limit: int) -> list[MoEKernelConfig]:
     """Return at most ``limit`` of the best tall tiles with another ``group_m``: each kind's best, then its second..."""
-    most = max(tokens)
+    problem, most = selector.problem, max(selector.tokens)
     if ExpertLoad.of(problem.shape, most).rows <= MANY_ROWS:
         return []
     sensible = set(sensible_block_ms(problem.shape, most))
@@ -131,7 +207,8 @@ def _regrouped(
         key=lambda item: item[:2],
     )
     variants = (replace(config, group_m=group_m) for _, _, config in order for group_m in OTHER_GROUP_MS)
-    return list(islice(variants, limit))
+    known = set(configs)
+    return list(islice((config for config in variants if config not in known and selector.allows(config)), limit))
 
 
 def _weighted_rounds(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2
 
-from moetune.space.enumerate import BLOCK_KS, BLOCK_NS, STAGES, WARPS, enumerate_configs
-from moetune.space.load import ExpertLoad
+from moetune.outcome import Compiled
+from moetune.space.axes import BLOCK_KS, BLOCK_NS, GROUP_MS, STAGES, WARPS
+from moetune.space.enumerate import Ground, enumerate_configs, starting_group_m
+from moetune.space.limits import FREE, Limits
+from moetune.space.load import ExpertLoad, sensible_block_ms
+from moetune.space.occupancy import STEADY_CAPS, smem_ceiling
 from moetune.space.prior import Problem
-from moetune.space.select import promises, select
+from moetune.space.select import Selector, promises, select
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.errors import UnsupportedConfigError
 from moetune_kernels.shape import MoEShape
 
-GROUP_MS = (1, 4, 8, 16, 32)
-REGISTER_CAPS = (128, 168)  # one more block per multiprocessor at 4 warps and 8 warps on sm_90
 DEFAULT_LIMIT = 160  # candidates of one role: about 320 kernels are 25 s in 15 compile workers
 
 
@@ -31,9 +33,15 @@ class Space:
         role: which GEMM.
         tokens: the token counts that the space is for.
         configs: the candidates, the order to compile them in.
-        legal: how many configs ``why_not`` let through before the selection.
-        removed: reasons and how often, with their numbers replaced.
+        legal: how many configs are left for the selection.
+        removed: reasons why others cannot run and how often, with their numbers replaced.
         closed: no config outside ``configs`` can be answered (replay).
+        limits: what the user allows.
+        outside: how many configs that can run each limit removed.
+        duplicates: how many configs were another one once every choice is lowered to what has an effect.
+        heights: the tile heights that are left.
+        ceilings: legal configs by the lowest shared-memory ceiling that they keep to, as far as the estimate tells.
+        firsts: the config that stands for all with the same clamped form.
     """
 
     shape: MoEShape
@@ -44,6 +52,12 @@ class Space:
     legal: int
     removed: Counter[str] = field(default_factory=Counter[str])
     closed: bool = False
+    limits: Limits = FREE
+    outside: Counter[str] = field(default_factory=Counter[str])
+    duplicates: int = 0
+    heights: frozenset[int] = frozenset()
+    ceilings: Counter[int] = field(default_factory=Counter[int])
+    firsts: Mapping[MoEKernelConfig, MoEKernelConfig] = field(default_factory=dict[MoEKernelConfig, MoEKernelConfig])
 
     def by_promise(self, configs: Sequence[MoEKernelConfig], tokens: int) -> list[MoEKernelConfig]:
         """Return ``configs`` with the most promising for ``tokens`` first; equal guesses keep their order."""
@@ -51,33 +65,73 @@ class Space:
         promise = promises(configs, problem, (tokens,))
         return sorted(configs, key=lambda config: promise[config])
 
+    def why_outside(self, config: MoEKernelConfig, compiled: Compiled | None) -> str | None:
+        """Say which of the user's limits removes a config, given what the compiler reported of it, or None."""
+        return self.limits.why_not_compiled(config, self.role, compiled)
+
+    def block_ms(self, tokens: int) -> frozenset[int]:
+        """Return the tile heights that make sense at ``tokens`` and are left."""
+        return self.heights & set(sensible_block_ms(self.shape, tokens))
+
     def neighbours(self, config: MoEKernelConfig, tokens: int) -> list[MoEKernelConfig]:
-        """Return the legal configs that differ from ``config`` in one choice, those that change most first."""
+        """Return the legal configs that differ from ``config`` in one choice, those that change most first.
+
+        None is outside the limits, and none is another spelling of a config that was enumerated.
+        """
+        ground = Ground(Problem(self.shape, self.device, self.role), self.tokens, self.limits)
         found: dict[MoEKernelConfig, None] = {}
-        for moved in self._moves(config, tokens):
-            if moved.why_not(self.device, self.shape, self.role) is None:
+        for moved in self._moves(config, tokens, ground):
+            if ground.why_not(moved) is None and ground.why_outside(moved) is None and self._is_first(moved, ground):
                 found[moved] = None
         found.pop(config, None)
         return [moved for moved in found if not self.closed or moved in self.configs]
 
-    def _moves(self, config: MoEKernelConfig, tokens: int) -> Iterator[MoEKernelConfig]:
-        groups = _nearest_first(config.group_m) if ExpertLoad.of(self.shape, tokens).rows > config.block_m else ()
-        # How row tiles are grouped changes nothing while an expert has one.
+    def _is_first(self, config: MoEKernelConfig, ground: Ground) -> bool:
+        """Whether no other config stands for this one; a ``group_m`` that was not enumerated is as its tile's own."""
+        known = self.firsts.get(ground.clamped(config))
+        if known is None:
+            config = replace(config, group_m=starting_group_m(self.shape, self.tokens, config.block_m))
+            known = self.firsts.get(ground.clamped(config), config)
+        return known == config
+
+    def _moves(self, config: MoEKernelConfig, tokens: int, ground: Ground) -> Iterator[MoEKernelConfig]:
+        groups = _nearest_first(config.group_m, self._values("group_m", GROUP_MS))
+        if ExpertLoad.of(self.shape, tokens).rows <= config.block_m:
+            groups = ()  # how row tiles are grouped changes nothing while an expert has one
         yield from (replace(config, group_m=group_m) for group_m in groups[:2])
         yield from (replace(config, structure=structure) for structure in Structure)
         for name, values in (("prefetch_distance", STAGES), ("block_n", BLOCK_NS)):
-            yield from _steps(config, name, values)
+            yield from _steps(config, name, self._values(name, values))
         yield from (replace(config, group_m=group_m) for group_m in groups[2:])
         for name, values in (("num_warps", WARPS), ("block_k", BLOCK_KS)):
-            yield from _steps(config, name, values)
-        if config.max_registers is None:
-            yield from (replace(config, max_registers=cap) for cap in REGISTER_CAPS)
+            yield from _steps(config, name, self._values(name, values))
+        caps = self._values("max_registers", ground.caps(config))
+        yield from (replace(config, max_registers=cap) for cap in _caps_beside(config.max_registers, caps))
+
+    def _values(self, name: str, built_in: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the values of an axis: those of the space file where it names them, ascending, no cap left out."""
+        allowed = self.limits.allowed(self.role)
+        if allowed is None or allowed.axes is None or name not in allowed.axes.values:
+            return built_in
+        named: list[int] = [value for value in allowed.axes.values[name] if value is not None]
+        return tuple(sorted(named))
 
 
-def _nearest_first(group_m: int) -> tuple[int, ...]:
+def _nearest_first(group_m: int, values: tuple[int, ...]) -> tuple[int, ...]:
     """Return the other values of ``group_m``, the nearest first."""
-    others = [value for value in GROUP_MS if value != group_m]
+    others = [value for value in values if value != group_m]
     return tuple(sorted(others, key=lambda value: abs(log2(value / group_m))))
+
+
+def _caps_beside(cap: int | None, caps: tuple[int, ...]) -> list[int | None]:
+    """Return every cap for a config without one, the steady ones first; else no cap and the caps beside its own."""
+    lowest_first = sorted(caps)
+    if cap is None:
+        steady_first: list[int] = sorted(caps, key=lambda value: (value not in STEADY_CAPS, -value))
+        return [*steady_first]
+    below = [other for other in lowest_first if other < cap][-1:]
+    above = [other for other in lowest_first if other > cap][:1]
+    return [None, *above, *below]
 
 
 def _steps(config: MoEKernelConfig, name: str, values: tuple[int, ...]) -> Iterator[MoEKernelConfig]:
@@ -104,21 +158,66 @@ def candidates(
     role: Role,
     tokens: Sequence[int],
     limit: int = DEFAULT_LIMIT,
+    limits: Limits = FREE,
 ) -> Space:
-    """Return at most ``limit`` candidates of ``role`` for the token counts asked.
+    """Return at most ``limit`` candidates of ``role`` for the token counts asked, inside a user's ``limits``.
 
     >>> from moetune_kernels.device import TARGETS
     >>> shape = MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2)
     >>> len(candidates(shape, TARGETS["sm_90"], Role.DOWN, (1, 64, 4096), limit=40).configs)
     40
     """
-    found = enumerate_configs(shape, device, role, tokens)
-    chosen = select(found.configs, Problem(shape, device, role), tokens, limit)
-    return Space(shape, device, role, tuple(tokens), chosen, len(found.configs), found.removed)
+    problem = Problem(shape, device, role)
+    ground = Ground(problem, tuple(tokens), limits)
+    found = enumerate_configs(ground)
+    selector = Selector(
+        problem,
+        tokens,
+        lambda config: ground.why_not(config) is None and ground.why_outside(config) is None,
+        limits.max_registers,
+    )
+    return Space(
+        shape,
+        device,
+        role,
+        tuple(tokens),
+        select(found.configs, selector, limit),
+        len(found.legal),
+        found.removed,
+        limits=limits,
+        outside=found.outside,
+        duplicates=found.duplicates,
+        heights=frozenset(config.block_m for config in found.configs),
+        ceilings=Counter(
+            smem_ceiling(config.smem_estimate(device.sm, shape, role), device) for config in found.configs
+        ),
+        firsts=found.legal,
+    )
 
 
 def recorded_space(
-    shape: MoEShape, device: DeviceInfo, role: Role, tokens: Sequence[int], configs: Sequence[MoEKernelConfig]
+    shape: MoEShape,
+    device: DeviceInfo,
+    role: Role,
+    tokens: Sequence[int],
+    configs: Sequence[MoEKernelConfig],
+    limits: Limits = FREE,
 ) -> Space:
-    """Return the space of recorded candidates: nothing else can be answered."""
-    return Space(shape, device, role, tuple(tokens), tuple(configs), len(configs), closed=True)
+    """Return the space of recorded candidates inside a user's ``limits``: nothing else can be answered.
+
+    Shared memory and registers are left to what the compiler reported when they were recorded.
+    """
+    reasons = {config: limits.why_not(config, role) for config in configs}
+    kept = tuple(config for config, reason in reasons.items() if reason is None)
+    return Space(
+        shape,
+        device,
+        role,
+        tuple(tokens),
+        kept,
+        len(kept),
+        closed=True,
+        limits=limits,
+        outside=Counter(reason for reason in reasons.values() if reason is not None),
+        heights=frozenset(config.block_m for config in kept),
+    )

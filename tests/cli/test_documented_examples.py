@@ -23,9 +23,11 @@ COMMANDS = ("sweep", "profile", "report", "trials", "check", "doctor")
 
 @pytest.fixture
 def a_table(documented, capsys):
-    """Put one tuned table where the user's own live and one where a checkout keeps the shipped ones."""
+    """Write the page's space file, and put one tuned table where the user's own live and one where a checkout keeps the shipped ones."""
     from moetune_kernels.paths import user_tables_dir
 
+    (space_file,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    Path("space.json").write_text(space_file, "utf-8")
     assert main.run(["sweep", "--model", "qwen3-30b-a3b", "--tokens", "1,16,256"]) == 0
     table = Path(capsys.readouterr().out.splitlines()[-1].removeprefix("table: "))
     text = table.read_text("utf-8").replace('"backend": "replay"', '"backend": "cuda"')

@@ -15,6 +15,7 @@ from moetune.engine.events import (
     CompileProgress,
     CountersStarted,
     GpuAwaited,
+    SpaceCompiled,
     SpaceReady,
     SweepStarted,
     TokenDone,
@@ -232,8 +233,10 @@ def test_a_terminal_gets_a_live_view_that_leaves_only_the_lines_that_matter(monk
 def test_plain_lines_go_to_stderr_one_per_thing_that_happened(capsys):
     log = PlainLines(SweepProgress())
     log(SweepStarted("replay", TARGETS["sm_90"], SHAPE, (16,), Path("trials.sqlite"), 40))
-    log(SpaceReady(Role.DOWN, 40, 900, {"needs N B of shared memory": 60}))
+    reasons = {"needs N B of shared memory": 60, "a": 9, "b": 7, "c": 2, "d": 1}
+    log(SpaceReady(Role.DOWN, 40, 900, reasons, {"outside --structures gather": 1234}, 5, {232_448: 800, 115_712: 100}))
     log(CompileProgress(40, 40, 0))
+    log(SpaceCompiled(Role.DOWN, 38, {"over --max-smem 98304": 2}))
     log(TokenStarted(16, 1, 1))
     log(trial(Subject.LAYER, 10.0))
     log(TokenDone(entry()))
@@ -244,8 +247,14 @@ def test_plain_lines_go_to_stderr_one_per_thing_that_happened(capsys):
     assert printed.out == ""
     lines = printed.err.splitlines()
     assert lines[0] == "replay: e8_h64_i64_k2_bf16 on NVIDIA H200, 40 trials known from trials.sqlite"
-    assert lines[1] == "down: 40 candidates of 900 that can run (60 cannot)"
-    assert lines[3].startswith("16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound")
+    assert lines[1:5] == [
+        "down: 40 candidates of 900 that can run inside the limits (79 cannot, 5 duplicates dropped)",
+        "  limits: 1,234 outside --structures gather",
+        "  cannot: 60 needs N B of shared memory; 9 a; 7 b; 3 for 2 other reasons",
+        "  shared memory of a block: 100 up to 115,712 B, 800 up to 232,448 B",
+    ]
+    assert lines[6] == "down: 38 compiled candidates are inside the limits (2 over --max-smem 98304)"
+    assert lines[7].startswith("16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound")
     assert lines[-2:] == ["warning: the clocks fell", "16384 tokens: no entry, out of memory"]
 
 

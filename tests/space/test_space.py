@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from moetune.space import candidates, reason_class, recorded_space, sensible_block_ms
+from moetune.space.occupancy import register_caps
 from moetune_kernels.config import Role, Structure
 from moetune_kernels.device import TARGETS
 from moetune_kernels.shape import MoEShape
@@ -29,9 +30,9 @@ def test_every_candidate_can_run_on_every_target(shape, target, role):
 
 def test_what_cannot_run_is_counted_by_reason_without_its_numbers():
     space = candidates(MIXTRAL, H200, Role.GATE_UP, (4096,), limit=10)
-    assert (
-        sum(space.removed.values()) + space.legal == 3 * 3 * 5 * 4 * 3 * 5
-    )  # structures, block_m, n, k, warps, stages
+    tiles = 3 * 3 * 5 * 4 * 5  # structures, block_m, n, k, stages
+    caps = sum(1 + len(register_caps(32 * warps)) for warps in (2, 4, 8))  # none, then each cap, at every warp count
+    assert sum(space.removed.values()) + space.legal == tiles * caps
     assert space.removed["needs N B of shared memory, the limit is N B"] > 0
     assert not any(character.isdigit() for reason in space.removed for character in reason)
     assert reason_class("takes no K tail: 2880 is no multiple of 128") == "takes no K tail: N is no multiple of N"

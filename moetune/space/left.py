@@ -1,0 +1,57 @@
+"""Whether a user's limits leave anything to try, said before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moetune.errors import UsageError
+from moetune.space.load import sensible_block_ms
+from moetune.space.space import Space
+from moetune_kernels.config import Role
+
+MOST_COUNTS = 6  # token counts that a sentence names
+
+
+def require_something(spaces: Mapping[Role, Space], tokens: Sequence[int]) -> None:
+    """Refuse limits that leave a GEMM, or both GEMMs together at some token count, without a config.
+
+    Raises:
+        UsageError: saying which limit removed how many.
+    """
+    if not any(space.limits.any for space in spaces.values()):
+        return
+    for role, space in spaces.items():
+        if not space.legal:
+            raise UsageError(f"no config is left for {role.value}: {removed_text(space)}; widen the limits")
+    bare = [count for count in tokens if not _shared(spaces, count)]
+    if bare:
+        named = ", ".join(map(str, bare[:MOST_COUNTS])) + (", …" if len(bare) > MOST_COUNTS else "")
+        sensible = ", ".join(map(str, sensible_block_ms(spaces[Role.DOWN].shape, bare[0])))
+        raise UsageError(
+            f"no config is left at {named} tokens: both GEMMs need one block_m out of {sensible} at {bare[0]}, and "
+            f"{' and '.join(_heights(space) for space in spaces.values())}; "
+            f"{'; '.join(f'{role.value}: {removed_text(space)}' for role, space in spaces.items())}; "
+            "widen the limits, or leave these counts out of --tokens"
+        )
+
+
+def _shared(spaces: Mapping[Role, Space], tokens: int) -> set[int]:
+    """Return the tile heights that are left to both GEMMs at ``tokens``."""
+    shared = set(sensible_block_ms(spaces[Role.DOWN].shape, tokens))
+    for space in spaces.values():
+        shared &= space.block_ms(tokens)
+    return shared
+
+
+def removed_text(space: Space) -> str:
+    """Return which limit removed how many configs that can run.
+
+    A config that two limits remove is counted at the first.
+    """
+    if not space.outside:
+        return f"none of {sum(space.removed.values()):,} can run" if not space.legal else "no limit removed any"
+    return ", ".join(f"{limit}: {count:,} removed" for limit, count in space.outside.most_common())
+
+
+def _heights(space: Space) -> str:
+    return f"{space.role.value} keeps {', '.join(map(str, sorted(space.heights))) or 'none'}"
