@@ -14,6 +14,7 @@ from moetune.cli.sweep_progress import SweepProgress, status_line
 from moetune.engine.events import (
     CompileProgress,
     CountersStarted,
+    GpuAwaited,
     SpaceCompiled,
     SpaceReady,
     SweepStarted,
@@ -298,3 +299,15 @@ def test_the_results_fit_80_columns():
     assert "4120c" in text
     assert "p128x256 t256" in text
     assert "1.25x" in text
+
+
+def test_a_gpu_that_another_sweep_has_is_one_line_and_a_phase(capsys):
+    progress = SweepProgress()
+    log = PlainLines(progress)
+    log(GpuAwaited("NVIDIA H200 (GPU-1234)", "process 4711, since 2026-12-01 08:00:00 UTC: moetune sweep"))
+    assert status_line(progress) == "waiting for the GPU"
+    said = "waiting for NVIDIA H200 (GPU-1234), which is in use by process 4711, since 2026-12-01 08:00:00 UTC: moetune sweep\n"
+    assert capsys.readouterr() == ("", said)
+    log(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, (16,), Path("trials.sqlite"), 0))
+    log(CompileProgress(1, 4, 0))
+    assert status_line(progress).startswith("compiling 1/4")
