@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,13 +15,15 @@ from moetune.engine.backend import Backend, Ceilings
 from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
 from moetune.engine.entries import with_ranges
-from moetune.engine.events import Emit, Event, SweepStarted, TokenFailed, Warned
+from moetune.engine.events import Emit, Event, GpuAwaited, SweepStarted, TokenFailed, Warned
 from moetune.engine.held_down import HeldDown
 from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
 from moetune.measure.card import troubles, why_refused
+from moetune.measure.gpu_lock import locked
+from moetune.measure.gpu_name import Gpu, gpu_of
 from moetune.measure.replay import ReplayBackend
 from moetune.models.routing import why_not_of
 from moetune.outcome import ClockSpan, Trial
@@ -29,9 +31,11 @@ from moetune.space import reports_of
 from moetune.store import (
     Provenance,
     Recording,
+    Run,
     Store,
     default_store_path,
     load_recording,
+    lock_dirs,
     replay_commands,
     save_recording,
     shipped_recording,
@@ -58,13 +62,14 @@ RECORDING_SUFFIXES = (".xz", ".gz")
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """A backend with what its times depend on and where its results go by default."""
+    """A backend with what its times depend on and where its results go by default; ``gpu`` is the GPU's UUID."""
 
     backend: Backend
     provenance: Provenance
     measured_at: str
     out_dir: Path
     store_path: Path
+    gpu: str | None = None
 
 
 def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult:
@@ -78,7 +83,24 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
     """
     budget = Budget(None if request.budget_s is None else (1.0 - CLOSING_SHARE) * request.budget_s)
     request = _checked(request)
-    bed = _gpu_bed(request) if _gpu_is_there() else _replay_bed(request)
+    if not _gpu_is_there():
+        return _run_closing(_replay_bed(request), request, budget, on_event)
+    gpu = gpu_of(request.device_index)
+    with locked(gpu, lock_dirs(), *_lock_words(gpu, on_event)) as waited_s:
+        budget.total_s += waited_s  # what another sweep took is no part of this one's budget
+        return _run_closing(replace(_gpu_bed(request), gpu=gpu.uuid), request, budget, on_event)
+
+
+def _lock_words(gpu: Gpu, on_event: Emit) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Return what tells of a GPU that another sweep has, and of one that cannot be locked."""
+    unlockable = f"{gpu} cannot be locked, so another sweep on it would disturb this one's times"
+    return (
+        lambda holder: on_event(GpuAwaited(str(gpu), holder)),
+        lambda reasons: on_event(Warned(f"{unlockable} ({reasons})")),
+    )
+
+
+def _run_closing(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
     with closing(bed.backend):
         _look_at_the_card(bed.backend, request, on_event)
         return run_on(bed, request, budget, on_event)
@@ -89,8 +111,7 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
     table = _empty_table(bed, request)
     with Store(bed.store_path) as store:
         known = _known(store, bed, request)
-        store.forget_replays(bed.provenance)
-        run = store.begin(bed.provenance, request.command)
+        run = _begun(store, bed, request)
         on_event(_started(bed, request, len(known)))
         kept = _kept(bed, table)
         reports = reports_of(store.known(bed.provenance).values()) if request.limits.any else {}
@@ -118,6 +139,7 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
             emit=emit,
         )
         result = Session(bed.backend, _job(request, budget), ports).run()
+        run.end()
         clocks = _clocks_of(bed.backend)
         if clocks is not None and clocks.warning:
             on_event(Warned(clocks.warning))
@@ -142,6 +164,12 @@ def _look_at_the_card(backend: Backend, request: SweepRequest, on_event: Emit) -
         raise MissingError(f"--strict: {reason}")
     for trouble in troubles(state):
         on_event(Warned(trouble))
+
+
+def _begun(store: Store, bed: Bed, request: SweepRequest) -> Run:
+    if bed.backend.name == "replay":
+        return store.begin_replay(bed.provenance, request.command)
+    return store.begin(bed.provenance, request.command, bed.gpu)
 
 
 def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:

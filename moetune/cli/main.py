@@ -18,6 +18,7 @@ from moetune.cli.output import out
 from moetune.cli.profile import profile
 from moetune.cli.report import report
 from moetune.cli.sweep import sweep
+from moetune.cli.trials import trials
 from moetune.errors import MissingError
 from moetune_kernels import __version__
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(profile)
 app.command()(report)
+app.command()(trials)
 app.command()(check)
 app.command()(doctor)
 

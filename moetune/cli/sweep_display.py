@@ -16,6 +16,7 @@ from moetune.engine.events import (
     CountersStarted,
     Emit,
     Event,
+    GpuAwaited,
     SpaceCompiled,
     SpaceReady,
     SweepStarted,
@@ -95,6 +96,8 @@ class PlainLines:
 def headline(event: Event) -> str | None:
     """Return the line that stays on the screen for ``event``, None for most events."""
     match event:
+        case GpuAwaited(gpu=gpu, holder=holder):
+            return f"waiting for {gpu}, which is in use by {holder}"
         case SweepStarted(backend=backend, device=device, shape=shape, store=store, resumed=resumed, routing=routing):
             known = f", {resumed} trials known from {store}" if resumed else ""
             routed = "" if routing == UNIFORM else f", {routing} routing"

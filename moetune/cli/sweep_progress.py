@@ -11,6 +11,7 @@ from moetune.engine.events import (
     CompileProgress,
     CountersStarted,
     Event,
+    GpuAwaited,
     SweepStarted,
     TokenDone,
     TokenFailed,
@@ -70,7 +71,7 @@ class Speed:
 class SweepProgress:
     """The state of a sweep. Feed every event to :meth:`update`; times are read from ``clock``, in seconds.
 
-    The phases are ``compiling``, ``measuring``, ``second look`` and ``reading counters``. Neighbours of winners are
+    The phases are ``waiting for the GPU``, ``compiling``, ``measuring``, ``second look`` and ``reading counters``. Neighbours of winners are
     compiled in the middle of measuring: that is no phase, its steps stand behind those of the token counts.
     """
 
@@ -90,7 +91,10 @@ class SweepProgress:
     def update(self, event: Event) -> None:
         """Take in one event."""
         match event:
+            case GpuAwaited():
+                self.phase = "waiting for the GPU"
             case SweepStarted(tokens=tokens):
+                self.phase = "starting"
                 self.rows = {count: TokenProgress(count) for count in tokens}
             case CompileProgress(done=done, total=total):
                 self._compile(done, total)

@@ -87,7 +87,14 @@ class Backend(Protocol):
         ...
 
     def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare with the float32 reference on fresh inputs and NaN-poisoned outputs; None when it matches."""
+        """Compare with the float32 reference on fresh inputs and NaN-poisoned outputs; None when it matches.
+
+        The timing inputs, another seed, and once per kernel the odd routings that random rows do not pose.
+        """
+        ...
+
+    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare again, right after ``time_kernel`` of the same kernel: what its timed launches left, then bursts."""
         ...
 
     def time_routing(self, block_m: int) -> Outcome:
@@ -102,7 +109,8 @@ class Backend(Protocol):
         """Time whole layers (logits to output) by graph replay, cold L2, interleaved: ``rounds`` samples of each.
 
         A live backend leaves the times of each plan in the order of the rounds (``times_us``), so that plans can be
-        compared round by round, and the GPU's clocks meanwhile.
+        compared round by round, and the GPU's clocks meanwhile. A plan whose last replay left a wrong output is
+        ``Failed(WRONG)``.
         """
         ...
 
@@ -116,7 +124,7 @@ class Backend(Protocol):
         ...
 
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
-        """Compare the whole layer with the reference on fresh random inputs."""
+        """Compare the whole layer with the reference on fresh random inputs and odd routings."""
         ...
 
     def counters(self, plans: dict[int, LayerPlan], limit_s: float = 120.0) -> dict[int, LayerFigures | Failed]:

@@ -147,11 +147,27 @@ class Bench:
 
     def sample(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome:
         """Time one kernel with at least ``samples`` samples, unless it already was."""
-        known = self.known(role, tokens, config)
-        if known is not None and (isinstance(known.outcome, Failed) or known.outcome.samples >= samples):
-            return known.outcome
+        known = self._sampled(role, tokens, config, samples)
+        return known or self._end_sampled(role, tokens, config, self.backend.time_kernel(role, config, samples))
+
+    def sample_and_recheck(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome:
+        """Do the same for a kernel that may win, and compare it again after its launches; a wrong one has no time."""
+        known = self._sampled(role, tokens, config, samples)
+        if known is not None:
+            return known
         outcome = self.backend.time_kernel(role, config, samples)
-        verified = known is not None and known.verified
+        wrong = self.backend.recheck_kernel(role, config) if isinstance(outcome, Measured) else None
+        return self._end_sampled(role, tokens, config, wrong or outcome)
+
+    def _sampled(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome | None:
+        """Return the outcome of a kernel that failed or has so many samples; those of a last heat were rechecked."""
+        known = self.known(role, tokens, config)
+        enough = known is not None and (isinstance(known.outcome, Failed) or known.outcome.samples >= samples)
+        return known.outcome if known is not None and enough else None
+
+    def _end_sampled(self, role: Role, tokens: int, config: MoEKernelConfig, outcome: Outcome) -> Outcome:
+        known = self.known(role, tokens, config)
+        verified = known is not None and known.verified and isinstance(outcome, Measured)
         return self.end(replace(self._screening(role, tokens, config, outcome), verified=verified))
 
     def verify(self, role: Role, tokens: int, config: MoEKernelConfig) -> bool:

@@ -18,7 +18,6 @@ from moetune_kernels.shape import MoEShape
 FLUSH_S = 0.3e-3  # before every sample
 TRIAL_S = 0.5e-3  # Python, launches and the store, per trial
 LOAD_S = 0.015  # the first launch of a kernel in this process (3 to 25 ms)
-CHECK_S, CHECK_ELEMENT_S = 1e-3, 4.2e-11  # comparing one output with its reference
 REFERENCE_FLOPS, REFERENCE_BYTES_PER_S = 2e13, 8e11  # float32, expert by expert
 OPENING_S = 0.1  # beside the reference
 SMALL_KERNELS_S, SMALL_KERNEL_ROWS = 1.0, 64  # routing kernels of their own at each small count, up to so many slots
@@ -29,6 +28,13 @@ BEST_RATIO, ENTRANT_RATIO = 1.3, 1.9  # over the bound: a finisher's time, and a
 ROUND_S = 1.3  # a round of compiles lasts as long as its slowest
 KERNEL_S = 0.1  # of a compile pool of 15 processes
 COUNTERS_S, COUNTERS_ENTRY_S, COUNTERS_BYTE_S = 9.0, 0.1, 1.1e-9  # ncu starts, and makes the weights again
+# What follows is estimated, not read off: comparing one output with its reference takes one wait; odd problems are posed
+# once to each kernel that is verified, a quarter of which are new at a token count; a second seed is compared at up to
+# so many slots; a burst of launches, three of them compared, follows the last heat of kernels up to a millisecond.
+CHECK_S, CHECK_ELEMENT_S = 5e-4, 6e-11
+ODD_S, NEW_SHARE, OTHER_SEED_SLOTS = 2.5e-3, 0.25, 1024
+BURST_S, BURST_CHECKS, BURST_LAUNCH_S = 2e-3, 3, 1e-3
+LAYER_CHECK_S, LAYER_RUNS = 2e-3, 2
 # What was seen counts against so many seconds of what was foreseen, and the correction stays within these.
 TRUST_S, LOWEST, HIGHEST = 10.0, 0.4, 3.0
 
@@ -132,16 +138,28 @@ class Costs:
         heats = self._pattern(role, tokens).heats
         finishers = [min(entrants.count, 3 * heat.per_block_m) for heat in heats]  # three block_m are usual
         heats_s = sum(self._heat_s(role, tokens, heat.samples, n) for heat, n in zip(heats, finishers, strict=True))
-        checks_s = finishers[0] * self._check_s(role, tokens)
+        checks_s = finishers[0] * self._verify_s(role, tokens) + finishers[1] * self._recheck_s(role, tokens)
         return self._entry_s(role, tokens, entrants.count) + LOAD_S * entrants.unloaded + checks_s + heats_s
 
     def _ending_s(self, role: Role, tokens: int) -> float:
         heats = self._pattern(role, tokens).heats
         heats_s = sum(self._heat_s(role, tokens, heat.samples, SAFE_ENTRANTS) for heat in heats)
-        return self._entry_s(role, tokens, SAFE_ENTRANTS) + SAFE_ENTRANTS * self._check_s(role, tokens) + heats_s
+        checks_s = SAFE_ENTRANTS * (self._verify_s(role, tokens) + self._recheck_s(role, tokens))
+        return self._entry_s(role, tokens, SAFE_ENTRANTS) + checks_s + heats_s
 
     def _heat_s(self, role: Role, tokens: int, samples: int, count: int) -> float:
         return count * (TRIAL_S + _samples_s(BEST_RATIO * self._kernel_s(role, tokens), samples))
+
+    def _verify_s(self, role: Role, tokens: int) -> float:
+        share = 2 / 3 if role is Role.GATE_UP else 1 / 3  # of the weights, all of which one odd problem reads
+        weights_s = share * self.shape.local_experts * self.shape.expert_bytes / self.ceilings.bytes_per_s
+        seeds = 2 if tokens * self.shape.top_k <= OTHER_SEED_SLOTS else 1
+        return seeds * self._check_s(role, tokens) + NEW_SHARE * (ODD_S + weights_s)
+
+    def _recheck_s(self, role: Role, tokens: int) -> float:
+        has_burst = BEST_RATIO * self._kernel_s(role, tokens) <= BURST_LAUNCH_S
+        burst_s = BURST_S + BURST_CHECKS * self._check_s(role, tokens) if has_burst else 0.0
+        return self._check_s(role, tokens) + burst_s
 
     def _check_s(self, role: Role, tokens: int) -> float:
         columns = self.shape.inter if role is Role.GATE_UP else self.shape.hidden
@@ -163,7 +181,7 @@ def _finals_s(layer_s: float, plans: int, last_plans: int, rounds: int) -> float
     first_s = plans * _plan_s(layer_s)
     round_s = last_plans * (layer_s + FLUSH_S)
     last_s = last_plans * (CAPTURE_S + 2 * layer_s) + max(min(rounds * round_s, LAST_SECONDS), FEWEST_ROUNDS * round_s)
-    return first_s + last_s + 3 * layer_s
+    return first_s + last_s + last_plans * (LAYER_CHECK_S + LAYER_RUNS * layer_s)
 
 
 def _rerouted_s(layer_s: float) -> float:

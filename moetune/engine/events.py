@@ -14,6 +14,14 @@ from moetune_kernels.table import Entry
 
 
 @dataclass(frozen=True, slots=True)
+class GpuAwaited:
+    """Another sweep has the GPU, ``holder`` says which; this one starts when that one ends, and its budget does not run meanwhile."""
+
+    gpu: str
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
 class SweepStarted:
     """The backend is ready. ``backend`` is ``cuda`` or ``replay``; ``resumed`` trials are taken from the store.
 
@@ -135,7 +143,8 @@ class Warned:
 
 
 Event = (
-    SweepStarted
+    GpuAwaited
+    | SweepStarted
     | SpaceReady
     | SpaceCompiled
     | CompileProgress

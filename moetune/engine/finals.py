@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -59,8 +60,6 @@ class Finals:
         """
         entrants = list(dict.fromkeys([*plans, self.default]))
         first = self._first_heat(entrants)
-        if isinstance(first[self.default], Measured):
-            self._verify(self.default)
         last = self._last_heat(self._last_entrants(entrants, first), first, preferred)
         outcomes = {**first, **last}
         right = self._right(self._order(outcomes, last, preferred))
@@ -84,7 +83,12 @@ class Finals:
         return {plan: crashed[plan] if plan in crashed else timed[plan] for plan in entrants}
 
     def _time(self, plans: Sequence[LayerPlan], rounds: int) -> dict[LayerPlan, Outcome]:
-        return dict(zip(plans, self.bench.backend.time_layers(plans, rounds), strict=True)) if plans else {}
+        """Time whole layers; one whose last replay was wrong is wrong, whatever else it passed."""
+        timed = dict(zip(plans, self.bench.backend.time_layers(plans, rounds), strict=True)) if plans else {}
+        for plan, outcome in timed.items():
+            if isinstance(outcome, Failed) and outcome.kind is FailureKind.WRONG:
+                self._verdicts[plan] = outcome
+        return timed
 
     def _last_heat(
         self, entrants: Sequence[LayerPlan], first: Outcomes, preferred: Collection[LayerPlan]
@@ -99,7 +103,8 @@ class Finals:
         # None in a live sweep; in a replay those that reached the last heat then are timed more often than the others.
         reached = [plan for plan in rivals if _samples(first[plan]) > FIRST_ROUNDS]
         ranked = sorted(reached or rivals, key=lambda plan: time_of(first[plan]))
-        return ranked[:LAST_PLANS] + [plan for plan in ran if plan == self.default and self._is_right(plan)]
+        right = itertools.islice(filter(self._verify, ranked), LAST_PLANS)  # a wrong one makes room for the next
+        return [*right, *(plan for plan in ran if plan == self.default and self._verify(plan))]
 
     def _order(self, outcomes: Outcomes, last: Outcomes, preferred: Collection[LayerPlan]) -> list[Finalist]:
         """Return everything that ran in the order of merit; those that missed the last heat come after it."""

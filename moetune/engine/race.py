@@ -76,16 +76,28 @@ class Race:
         """
         gate = Gate(lambda first_us: pattern_of(first_us).entry_samples)
         entrants = self._enter(strategy, gate)
-        survivors = self._verified_survivors(entrants)
-        while self._readmit(entrants, gate):
+        while True:
             survivors = self._verified_survivors(entrants)
-        for heat in self._heats(survivors):
-            survivors = self._survivors(survivors, heat)
-            for place, config in enumerate(survivors):
-                if self._is_cut(place):
-                    break
-                self.bench.sample(self.role, self.tokens, config, heat.samples)
-        return self._standings(entrants)
+            while self._readmit(entrants, gate):
+                survivors = self._verified_survivors(entrants)
+            if self._run_heats(survivors):
+                return self._standings(entrants)
+
+    def _run_heats(self, survivors: Sequence[MoEKernelConfig]) -> bool:
+        """Run both heats; False when a finisher proved wrong after its launches, and those it kept out must be heard."""
+        first, last = self._heats(survivors)
+        finishers = self._survivors(survivors, first)
+        for place, config in enumerate(finishers):
+            if self._is_cut(place):
+                break
+            self.bench.sample(self.role, self.tokens, config, first.samples)
+        right = True
+        for place, config in enumerate(self._survivors(finishers, last)):
+            if self._is_cut(place):
+                break
+            self.bench.sample_and_recheck(self.role, self.tokens, config, last.samples)
+            right = right and self._outcome_kind(config) is not FailureKind.WRONG
+        return right
 
     def ratios(self) -> dict[MoEKernelConfig, float]:
         """Return every raced config's time over the best one's; infinite for one that failed."""

@@ -17,16 +17,19 @@ import math
 import os
 import pickle
 import selectors
+import shutil
 import signal
 import struct
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from moetune.outcome import Compiled, Failed, FailureKind
 
+SCRATCH_PREFIX = "moetune-compile-"
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 16
 _REASON_CHARACTERS = 240
@@ -266,11 +269,21 @@ def _read_exactly(requests: int, count: int) -> bytes:
 def main() -> None:
     """Serve one pool. Ctrl-C is the pool's business: it closes our input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, results = _private_pipes()
-    setup = _read_one(requests)
-    _warm_up(setup.preload)
-    os.dup2(1, 2)  # start-up errors went to the pool's log; from here on it is compilers' noise
-    Server(requests, results, setup).run()
+    try:
+        requests, results = _private_pipes()
+        setup = _read_one(requests)
+        _warm_up(setup.preload)
+        os.dup2(1, 2)  # start-up errors went to the pool's log; from here on it is compilers' noise
+        Server(requests, results, setup).run()
+    finally:
+        _remove_scratch()
+
+
+def _remove_scratch() -> None:
+    """Remove the pool's folder for temporary files: the pool does it too, unless it was killed."""
+    scratch = Path(os.environ.get("TMPDIR", ""))
+    if scratch.name.startswith(SCRATCH_PREFIX):
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 from moetune.errors import RunError
-from moetune.measure.compile_worker import Setup, frame, unframe
+from moetune.measure.compile_worker import SCRATCH_PREFIX, Setup, frame, unframe
 from moetune.measure.sass import InstructionMix, read_amd_resources, read_mix, read_resources
 from moetune.outcome import Compiled, Failed, FailureKind
 from moetune_kernels.device import DeviceInfo
@@ -154,7 +154,7 @@ class CompilePool:
     def __init__(
         self, *, workers: int | None = None, limit_s: float = DEFAULT_LIMIT_S, preload: tuple[str, ...] = ()
     ) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="moetune-compile-")
+        self._scratch = tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the pool
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moetune.measure.compile_worker"],
@@ -263,6 +263,7 @@ class CompilePool:
             self._take_in()
 
     def _is_readable(self, wait_s: float) -> bool:
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], wait_s)[0])
 
     def _take_in(self) -> None:

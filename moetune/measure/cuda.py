@@ -30,10 +30,11 @@ from moetune.measure.inputs import (
     why_no_room,
 )
 from moetune.measure.kernel_compiles import KernelCompiles
-from moetune.measure.open_count import OpenCount
+from moetune.measure.odd import OddProblems
+from moetune.measure.open_count import ODD_SEED_OFFSET, OpenCount
 from moetune.measure.router import router_of
 from moetune.measure.sweep_counters import COUNTERS_LIMIT_S, sweep_counters
-from moetune.measure.timer import CapturedLayers, Launch, Timer, finish
+from moetune.measure.timer import CapturedLayers, Launch, Replay, Timer, finish
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
 from moetune.models.routing import UNIFORM, Routing
@@ -48,6 +49,7 @@ SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to tim
 
 NOT_TIMED = Failed(FailureKind.LAUNCH, "not timed: another plan of the same round stopped the GPU")
 Value = TypeVar("Value")
+Check = Callable[[torch.Tensor], Failed | None]
 
 
 class CudaTrials:
@@ -83,6 +85,7 @@ class CudaTrials:
         self._side_stream = torch.cuda.Stream(self._device)  # graphs cannot be captured on the default stream
         self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
         self._weights: ExpertWeights | None = None
+        self._odd: OddProblems | None = None
         self._open: OpenCount | None = None
         self._ceilings: Ceilings | None = None
         self._lost: Failed | None = None
@@ -136,8 +139,9 @@ class CudaTrials:
         if no_room is not None:
             return no_room
         seed = rows_seed(self._seed, tokens)
-        rows = make_rows(self._shape, tokens, self._device, seed, self._router)
-        self._open = OpenCount(self._shape, weights, kernel_truth(self._shape, weights, rows), seed, self._router)
+        truth = kernel_truth(self._shape, weights, make_rows(self._shape, tokens, self._device, seed, self._router))
+        self._odd = self._odd or OddProblems(self._shape, weights, self._seed + ODD_SEED_OFFSET)
+        self._open = OpenCount(self._shape, weights, truth, seed, self._odd, self._router)
         finish()
         return self._open
 
@@ -171,8 +175,7 @@ class CudaTrials:
 
         def run() -> Outcome:
             opened = self._now_open
-            calls = opened.gemm(role, config)
-            sample = self._timer.sample(lambda: launch_all(calls), samples)
+            sample = self._timer.sample(opened.timed_gemm(role, config), samples)
             work = kernel_work(
                 self._shape, opened.tokens, role, touched_experts=opened.truth.touched, slots=opened.truth.routed
             )
@@ -194,6 +197,10 @@ class CudaTrials:
     def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Compare with the float32 reference over NaN-poisoned output."""
         return self._answer(lambda: self._now_open.verify_gemm(role, config))
+
+    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare what the timed launches left, and bursts of the same kernel."""
+        return self._answer(lambda: self._now_open.recheck_gemm(role, config))
 
     def time_routing(self, block_m: int) -> Outcome:
         """Time route and permute for one ``block_m``."""
@@ -218,11 +225,15 @@ class CudaTrials:
         return self._answer(run)
 
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
-        """Time whole layers by graph replay, interleaved; a plan that cannot be captured fails alone."""
+        """Time whole layers by graph replay, interleaved; a plan that fails or whose last replay is wrong fails alone."""
+        timed = self._layer_times(plans, rounds, check=self._recheck_layer)
         return [
             times if isinstance(times, Failed) else self._layer_outcome(plan, times)
-            for plan, times in zip(plans, self._layer_times(plans, rounds), strict=True)
+            for plan, times in zip(plans, timed, strict=True)
         ]
+
+    def _recheck_layer(self, out: torch.Tensor) -> Failed | None:
+        return self._now_open.recheck_layer(out)
 
     def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
         """Time whole layers under routings that touch other numbers of experts, the fewest first."""
@@ -232,30 +243,37 @@ class CudaTrials:
         return [
             [
                 times if isinstance(times, Failed) else _without_figures(times)
-                for times in self._layer_times(plans, rounds, logits)
+                for times in self._layer_times(plans, rounds, logits, check=lambda _: None)
             ]
             for logits in routings
             if self._lost is None
         ]
 
     def _layer_times(
-        self, plans: Sequence[LayerPlan], rounds: int, logits: torch.Tensor | None = None
+        self, plans: Sequence[LayerPlan], rounds: int, logits: torch.Tensor | None = None, *, check: Check
     ) -> list[list[float] | Failed]:
+        """Return each plan's times, or why it has none; ``check`` judges what its last replay left."""
         graphs = CapturedLayers(self._side_stream)
         replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
-        timed = self._answer(lambda: self._watched_rounds(good, rounds)) if good and self._lost is None else []
+        timed = self._answer(lambda: self._rounds(good, rounds)) if good and self._lost is None else []
+        times = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
+        outcomes = [replay if isinstance(replay, Failed) else next(times, NOT_TIMED) for replay in replays]
+        for place, replay in enumerate(replays):
+            if self._lost is None and isinstance(replay, Replay) and not isinstance(outcomes[place], Failed):
+                outcomes[place] = self._answer(lambda output=replay.output: check(output)) or outcomes[place]
         if self._lost is None:
             graphs.close()
-        times = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
-        return [replay if isinstance(replay, Failed) else next(times, NOT_TIMED) for replay in replays]
+        return outcomes
 
-    def _watched_rounds(self, replays: Sequence[Launch], rounds: int) -> list[list[float]]:
-        """Time graphs against each other, and look at the clocks while they run."""
+    def _rounds(self, replays: Sequence[Replay], rounds: int) -> list[list[float]]:
+        """Time graphs against each other over poisoned outputs, and look at the clocks while they run."""
+        for replay in replays:
+            replay.output.fill_(float("nan"))
         self._watch.mark()
         return self._timer.rounds(replays, rounds, self._watch.look)
 
-    def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Launch | Failed:
+    def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed
             return NOT_TIMED
         return self._answer(lambda: graphs.capture(self._now_open.layer(plan, logits)))
@@ -274,7 +292,7 @@ class CudaTrials:
         return replace(timed, times_us=rounds_us, clocks=self._watch.since_mark())
 
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
-        """Compare the whole layer with the reference on rows of another seed."""
+        """Compare the whole layer with the reference on rows of another seed and on odd routings."""
         return self._answer(lambda: self._now_open.verify_layer(plan))
 
     def clocks(self) -> ClockSpan | None:
@@ -288,7 +306,7 @@ class CudaTrials:
             self._release()
 
     def _release(self) -> None:
-        self._open = self._weights = None
+        self._open = self._odd = self._weights = None
         torch.cuda.empty_cache()
 
     @property

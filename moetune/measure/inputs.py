@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.measure.calls import DTYPES
+from moetune.measure.guarded import GUARD_ROWS
 from moetune.measure.router import Router, UniformRouter
 from moetune.models.roofline import total_experts
 from moetune.outcome import Failed, FailureKind
@@ -24,7 +25,7 @@ from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.route import route_reference
 from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 
-SPARE_BYTES = 2 << 30  # flush buffers, CUDA's own, and the float32 copies of one expert are counted apart
+SPARE_BYTES = 2 << 30  # flush buffers, odd problems, CUDA's own; the float32 copies of one expert are counted apart
 DRAWS = 32
 ROUTINGS = 6  # of 2 of 8 experts and 4 tokens, draws touch 3 to 8: a plan can win at 5 and lose at 6 (H200)
 SURELY_ALL = 16  # slots of the least used expert at which it stays untouched once in ten million draws
@@ -90,7 +91,7 @@ def weights_bytes(shape: MoEShape) -> int:
 
 def token_bytes(shape: MoEShape, tokens: int) -> int:
     """Return the bytes that one token count needs at its peak: rows, h and y in 16 bits and in float32, one expert."""
-    slots = tokens * shape.top_k
+    slots = tokens * shape.top_k + 2 * GUARD_ROWS
     rows = 3 * tokens * shape.hidden * (ACTIVATION_BYTES + _FLOAT32_BYTES)
     inner = slots * shape.inter * (3 * ACTIVATION_BYTES + 4 * _FLOAT32_BYTES)
     outer = slots * shape.hidden * (3 * ACTIVATION_BYTES + 4 * _FLOAT32_BYTES)
@@ -165,9 +166,13 @@ def _touched(logits: torch.Tensor, shape: MoEShape) -> int:
 
 
 def kernel_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> KernelTruth:
-    """Compute what both GEMMs must write, in float32, one expert at a time."""
-    topk_weights, topk_ids = route_reference(rows.logits, shape.top_k)
-    slots, counts = _sorted_slots(topk_ids, shape.local_experts)
+    """Compute what both GEMMs must write for rows that their logits route, in float32, one expert at a time."""
+    return routed_truth(weights, rows, *route_reference(rows.logits, shape.top_k))
+
+
+def routed_truth(weights: ExpertWeights, rows: Rows, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> KernelTruth:
+    """Compute the same for any routing [T, K]: more than one slot of a token per expert, ids outside 0..E-1."""
+    slots, counts = _sorted_slots(topk_ids, weights.w13.shape[0])
     h_by_slot = gate_up_reference(rows.x, weights.w13, topk_ids)
     h = h_by_slot[slots]
     rounded = h_by_slot.to(rows.x.dtype)

@@ -142,6 +142,10 @@ class IsolatedBackend:
         """Compare with the float32 reference over NaN-poisoned output."""
         return self._trial((role, config), "verify_kernel", role, config)
 
+    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare what the timed launches left; a process that never timed the kernel refuses it."""
+        return self._trial((role, config), "recheck_kernel", role, config)
+
     def time_routing(self, block_m: int) -> Outcome:
         """Time route and permute for one ``block_m``."""
         return self._trial(("routing", block_m), "time_routing", block_m)

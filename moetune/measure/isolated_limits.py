@@ -25,7 +25,7 @@ ROUTINGS = 8  # more than are ever timed, the rows' own included
 Limits = Callable[[str, Sequence[Any], int], float]
 
 # Methods that compute a float32 reference, or wait for one.
-_REFERENCES = frozenset({"open", "verify_kernel", "verify_layer"})
+_REFERENCES = frozenset({"open", "verify_kernel", "recheck_kernel", "verify_layer"})
 _LAYERS = {"time_layers": 1, "time_rerouted": ROUTINGS}
 
 

@@ -1,40 +1,51 @@
-"""One token count, opened: its inputs, its truth, and every launch that a trial may time."""
+"""One token count, opened: its inputs, its truth, every launch that a trial may time, and every check of its output."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from moetune.measure.compare import why_layer_differs
 from moetune.measure.inputs import (
     ExpertWeights,
     KernelTruth,
     Rows,
+    kernel_truth,
     layer_truth,
     make_rows,
     other_routings,
-    slot_order,
 )
+from moetune.measure.odd import OddProblems
+from moetune.measure.problem import Calls, Problem, run_layer
 from moetune.measure.router import Router
 from moetune.measure.timer import Launch
 from moetune.outcome import Failed, FailureKind
+from moetune_kernels.combine import combine_reference
 from moetune_kernels.combine.launch import combine_calls
 from moetune_kernels.config import MoEKernelConfig, Role
-from moetune_kernels.down.launch import DownOperands, down_calls
-from moetune_kernels.fused_moe.layer import Weights, moe_from_logits
 from moetune_kernels.fused_moe.routing import routing_calls
-from moetune_kernels.gate_up.launch import gate_up_calls
-from moetune_kernels.kernel_call import KernelCall, launch_all
-from moetune_kernels.match import match
+from moetune_kernels.kernel_call import launch_all
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
-LAYER_SEED_OFFSET = 1_000_003  # the layer is verified on rows that no kernel of the race has seen
-ROUTING_SEED_OFFSET = 2_000_003  # and timed under routings that chose none of its kernels
+OTHER_SEED_OFFSET = 1_000_003  # rows that are never timed
+ROUTING_SEED_OFFSET = 2_000_003  # layers are timed under routings that chose none of their kernels
+ODD_SEED_OFFSET = 3_000_017
+# Slots up to which kernels meet a second seed at the very size that is timed. Above it the reference takes seconds per
+# sweep; there they meet other seeds in the odd problems, and as part of a layer at that size too.
+OTHER_SEED_SLOTS = 1024
+# Launches back to back before each comparison of a burst. Groups differ in length, so that a fault of every second or
+# fourth launch does not always hide behind a right one.
+BURST = (2, 1, 4, 3)
+# Of traffic and of work, that a burst is cut to: 2 ms of an H200. A launch over half of that has no burst: it moves the
+# whole L2 many times, so none that follows another finds anything of it there.
+BURST_BYTES, BURST_FLOPS = 8e9, 1.5e12
 
-Calls = tuple[KernelCall, ...]
+_WEIGHT_BYTES = 2
 
 
 @dataclass
@@ -46,44 +57,47 @@ class OpenCount:
         weights: its weights.
         truth: inputs and float32 outputs of both GEMMs.
         seed: of the rows.
-        router: what routed the rows, and routes all others; uniform when None.
+        odd: the problems that all token counts share; made for this one alone when None.
+        router: what routed the rows, and routes all others but the odd ones; uniform when None.
     """
 
     shape: MoEShape
     weights: ExpertWeights
     truth: KernelTruth
     seed: int
+    odd: OddProblems | None = None
     router: Router | None = None
-    _orders: dict[int, SlotOrder] = field(default_factory=dict[int, SlotOrder])
-    _fresh: tuple[Rows, torch.Tensor] | None = None
+    _other: Problem | None = None
+    _other_layer: tuple[Rows, torch.Tensor] | None = None
+    _layer_want: torch.Tensor | None = None
     _routings: list[torch.Tensor] | None = None
+    _written: tuple[Role, MoEKernelConfig] | None = None
 
     def __post_init__(self) -> None:
-        slots, x = self.truth.topk_ids.numel(), self.truth.rows.x
-        self.h = torch.empty((slots, self.shape.inter), dtype=x.dtype, device=x.device)
-        self.y = torch.zeros((slots, self.shape.hidden), dtype=x.dtype, device=x.device)
+        self.timed = Problem("timing inputs", self.shape, self.weights, self.truth)
+        self.odd = self.odd or OddProblems(self.shape, self.weights, self.seed + ODD_SEED_OFFSET)
 
     @property
     def tokens(self) -> int:
         """T."""
         return self.truth.rows.x.shape[0]
 
+    # what is timed
+
     def order(self, block_m: int) -> SlotOrder:
         """Return the slot order at one ``block_m``, made on first use."""
-        if block_m not in self._orders:
-            self._orders[block_m] = slot_order(self.shape, self.truth.topk_ids, block_m)
-        return self._orders[block_m]
+        return self.timed.order(block_m)
 
     def gemm(self, role: Role, config: MoEKernelConfig) -> Calls:
-        """Return the launches of one GEMM, its own preparations (a permuted copy) included; the GEMM is the last.
+        """Return the launches of one GEMM, see :meth:`moetune.measure.problem.Problem.gemm`."""
+        return self.timed.gemm(role, config)
 
-        Made anew each time: a permuted copy is too large to keep one per config.
-        """
-        order = self.order(config.block_m)
-        if role is Role.GATE_UP:
-            return gate_up_calls(self.truth.rows.x, self.weights.w13, order, self.h, config)
-        operands = DownOperands(self.truth.h_in, self.weights.w2, self.truth.topk_weights, self.y)
-        return down_calls(operands, order, config)
+    def timed_gemm(self, role: Role, config: MoEKernelConfig) -> Launch:
+        """Return the launch of one GEMM into poisoned memory, for :meth:`recheck_gemm` once it was timed."""
+        calls = self.gemm(role, config)
+        self.timed.poison(role)
+        self._written = role, config
+        return lambda: launch_all(calls)
 
     def routing(self, block_m: int) -> Launch:
         """Return the launch of route and permute at one ``block_m``, into an order of its own."""
@@ -95,16 +109,16 @@ class OpenCount:
         return lambda: launch_all(calls)
 
     def combine(self) -> Launch:
-        """Return the launch of combine over zeros, or over what down wrote last."""
+        """Return the launch of combine over zeros, whatever down left there."""
         out = torch.empty_like(self.truth.rows.x)
-        calls = combine_calls(self.y, self.truth.topk_ids, self.shape.local_experts, out)
+        y = self.timed.y.zero_()
+        calls = combine_calls(y, self.truth.topk_ids, self.shape.local_experts, out)
         return lambda: launch_all(calls)
 
     def layer(self, plan: LayerPlan, logits: torch.Tensor | None = None) -> Callable[[], torch.Tensor]:
         """Return the whole layer, logits to output; other ``logits`` [T, E_total] than the rows' own route it anew."""
-        x, weights = self.truth.rows.x, Weights(self.weights.w13, self.weights.w2)
-        routed_by = self.truth.rows.logits if logits is None else logits
-        return lambda: moe_from_logits(x, weights, routed_by, (self.shape.top_k, True), plan)
+        rows = self.truth.rows if logits is None else Rows(self.truth.rows.x, logits)
+        return lambda: run_layer(self.shape, self.weights, rows, plan)
 
     def other_routings(self) -> list[torch.Tensor]:
         """Return router logits that touch fewer or more experts than most draws do, made on first use."""
@@ -113,40 +127,109 @@ class OpenCount:
             self._routings = other_routings(self.shape, self.tokens, device, seed, self.router)
         return self._routings
 
+    # before timing
+
     def verify_gemm(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Launch over NaN and compare every routed row with float32."""
-        output = self.h if role is Role.GATE_UP else self.y
-        output.fill_(float("nan"))
-        launch_all(self.gemm(role, config))
-        if role is Role.GATE_UP:
-            got, want = self.h[: self.truth.routed], self.truth.h
-        elif self.truth.routed == len(self.y):
-            got, want = self.y, self.truth.y
-        else:
-            got, want = self.y[self.truth.slots], self.truth.y[self.truth.slots]
-        problem = match(got, want, self.shape.format)
-        if role is Role.DOWN:
-            self.y.zero_()  # combine is timed over it: NaN must not stay
-        return None if problem is None else Failed(FailureKind.WRONG, f"{role.value}: {problem}")
+        """Compare one kernel on the timing inputs, on another seed, and on every odd problem that it has not met.
+
+        Kernels are timed before they are verified, so one may have written to the inputs of all: a wrong one is heard
+        again where that shows.
+        """
+        wrong = self._verify_gemm(role, config)
+        if wrong is not None and self.timed.restore():
+            wrong = self._verify_gemm(role, config)
+            self.timed.restore()
+        return wrong
+
+    def _verify_gemm(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        assert self.odd is not None
+        self._written = None
+        return (
+            self.timed.verify(role, config)
+            or self._verify_on_another_seed(role, config)
+            or self.odd.verify_gemm(role, config)
+        )
+
+    def _verify_on_another_seed(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        if self.truth.topk_ids.numel() > OTHER_SEED_SLOTS:
+            return None
+        if self._other is None:
+            truth = kernel_truth(self.shape, self.weights, self._other_rows())
+            self._other = Problem("another seed", self.shape, self.weights, truth)
+        return self._other.verify_apart(role, config)
 
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
-        """Run the layer on rows of another seed, in memory that held NaN, and compare with float32."""
-        rows, want = self._fresh_rows()
-        self._poison_free_memory()
-        weights = Weights(self.weights.w13, self.weights.w2)
-        got = moe_from_logits(rows.x, weights, rows.logits, (self.shape.top_k, True), plan)
-        problem = match(got, want, self.shape.format)
-        return None if problem is None else Failed(FailureKind.WRONG, f"layer: {problem}")
+        """Compare the layer on the timing inputs and on another seed, then it and its kernels on odd problems.
 
-    def _fresh_rows(self) -> tuple[Rows, torch.Tensor]:
-        if self._fresh is None:
-            device, seed = self.truth.rows.x.device, self.seed + LAYER_SEED_OFFSET
-            rows = make_rows(self.shape, self.tokens, device, seed, self.router)
-            self._fresh = rows, layer_truth(self.shape, self.weights, rows)
-        return self._fresh
+        The two run one after the other, each in memory that held NaN: a layer that returns what it returned last, for
+        rows of the same size, is right on the first alone.
+        """
+        assert self.odd is not None
+        return (
+            self._verify_layer_on_timing_inputs(plan)
+            or self._verify_layer_on_another_seed(plan)
+            or self.odd.verify_layer(plan)
+        )
+
+    def _verify_layer_on_timing_inputs(self, plan: LayerPlan) -> Failed | None:
+        self._poison_free_memory()
+        return self._judge_layer(run_layer(self.shape, self.weights, self.truth.rows, plan), "timing inputs")
+
+    def _verify_layer_on_another_seed(self, plan: LayerPlan) -> Failed | None:
+        if self._other_layer is None:
+            rows = self._other_rows()
+            self._other_layer = rows, layer_truth(self.shape, self.weights, rows)
+        rows, want = self._other_layer
+        self._poison_free_memory()
+        problem = why_layer_differs(run_layer(self.shape, self.weights, rows, plan), want, self.shape.format)
+        return None if problem is None else Failed(FailureKind.WRONG, f"layer: another seed: {problem}")
+
+    def _other_rows(self) -> Rows:
+        device, seed = self.truth.rows.x.device, self.seed + OTHER_SEED_OFFSET
+        return make_rows(self.shape, self.tokens, device, seed, self.router)
 
     def _poison_free_memory(self) -> None:
         """Fill the blocks that torch will hand to the layer for h, y and its output with NaN."""
         nan = float("nan")
-        blocks = [torch.full_like(like, nan) for like in (self.h, self.y, self.truth.rows.x)]
+        blocks = [torch.full_like(like, nan) for like in (self.timed.h, self.timed.y, self.truth.rows.x)]
         del blocks
+
+    # after timing
+
+    def recheck_gemm(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare what the timed launches of a kernel left, as it stands, then bursts of it without a flush between."""
+        assert self._written == (role, config), "recheck a kernel right after it was timed"
+        wrong = self._judge_timed(role)
+        if wrong is not None and not self.timed.restore():  # restored: an unverified kernel had spoilt the inputs
+            return wrong
+        return self._burst(role, config)
+
+    def _judge_timed(self, role: Role) -> Failed | None:
+        return self.timed.judge(role, "after timing")
+
+    def _burst(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        for launches in BURST[: self._burst_groups(role)]:
+            wrong = self.timed.verify(role, config, launches)
+            if wrong is not None:
+                return Failed(wrong.kind, f"{wrong.reason} (in a burst of {launches} launches after timing)")
+        return None
+
+    def _burst_groups(self, role: Role) -> int:
+        """Return how many groups of a burst fit: a launch of 64 large experts reads 15 GB."""
+        matrices = 2 if role is Role.GATE_UP else 1
+        size = matrices * self.shape.hidden * self.shape.inter
+        launches = min(
+            BURST_BYTES / max(self.truth.touched * size * _WEIGHT_BYTES, 1),
+            BURST_FLOPS / max(2 * self.truth.routed * size, 1),
+        )
+        return sum(total <= launches for total in itertools.accumulate(BURST))
+
+    def recheck_layer(self, out: torch.Tensor) -> Failed | None:
+        """Compare what the last timed replay of a layer left in ``out`` [T, H]."""
+        return self._judge_layer(out, "after timing")
+
+    def _judge_layer(self, out: torch.Tensor, found_by: str) -> Failed | None:
+        if self._layer_want is None:
+            self._layer_want = combine_reference(self.truth.y, self.truth.topk_ids, self.shape.local_experts)
+        problem = why_layer_differs(out, self._layer_want, self.shape.format)
+        return None if problem is None else Failed(FailureKind.WRONG, f"layer: {found_by}: {problem}")

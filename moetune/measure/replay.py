@@ -134,6 +134,10 @@ class ReplayBackend:
             return trial.outcome
         return None if trial is not None and trial.verified else _unrecorded(f"{role.value} was never verified")
 
+    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Return the recorded verdict again: a kernel that was wrong after its timing was recorded as failed."""
+        return self.verify_kernel(role, config)
+
     def time_routing(self, block_m: int) -> Outcome:
         """Return the recorded time of route and permute."""
         return self._screened(Subject.ROUTING, block_m)

@@ -135,6 +135,24 @@ def finish(limit_s: float = WAIT_LIMIT_S) -> None:
     wait(event, limit_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One captured layer: call it to replay it.
+
+    Args:
+        replay: replays the graph.
+        output: what was returned during the capture. While this reference lives, no other graph of the pool gets its
+            memory, so after any replay it holds what that replay wrote.
+    """
+
+    replay: Launch
+    output: Any
+
+    def __call__(self) -> None:
+        """Queue one replay."""
+        self.replay()
+
+
 @dataclass(slots=True)
 class CapturedLayers:
     """CUDA graphs that share one memory pool, because only one runs at a time.
@@ -147,20 +165,20 @@ class CapturedLayers:
     pool: Any = field(default_factory=torch.cuda.graph_pool_handle)  # torch names its type in private
     graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list[torch.cuda.CUDAGraph])
 
-    def capture(self, run: Launch) -> Launch:
-        """Run once eagerly, then capture ``run`` and return its replay.
+    def capture(self, run: Launch) -> Replay:
+        """Run once eagerly, then capture ``run`` and return its replay, which keeps what ``run`` returned.
 
-        Tensors that ``run`` makes are gone afterwards: a replay is for timing alone.
+        Other tensors that ``run`` makes are gone afterwards.
         """
         run()  # loads the kernels: a module cannot be loaded while a capture runs
         finish()
         graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), no_garbage_collection():
-            _capture(graph, self.pool, run)
+            output = _capture(graph, self.pool, run)
         torch.cuda.current_stream().wait_stream(self.stream)
         self.graphs.append(graph)
-        return graph.replay
+        return Replay(graph.replay, output)
 
     def close(self) -> None:
         """Free the graphs and their memory."""
@@ -169,15 +187,16 @@ class CapturedLayers:
         self.graphs.clear()
 
 
-def _capture(graph: torch.cuda.CUDAGraph, pool: Any, run: Launch) -> None:
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any, run: Launch) -> object:
     graph.capture_begin(pool=pool)
     try:
-        run()
+        output = run()
     except BaseException:
         with suppress(Exception):  # ending a broken capture fails too; what broke it is the error to report
             graph.capture_end()
         raise
     graph.capture_end()
+    return output
 
 
 @contextmanager

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -21,6 +19,7 @@ from moetune.outcome import Trial
 from moetune.store.codec import MAX_TEXT, dump, load, trial_from_json, trial_to_json
 from moetune.store.errors import RecordingError
 from moetune.store.provenance import Provenance
+from moetune.whole_file import write_whole
 from moetune_kernels.errors import MoetuneError
 from moetune_kernels.shape import MAX_TOKENS, MoEShape
 
@@ -76,14 +75,9 @@ def save_recording(recording: Recording, path: Path) -> Path:
         data = gzip.compress(text, compresslevel=9, mtime=0)
     else:
         raise RecordingError(f"a recording's name ends in .jsonl.xz or .jsonl.gz, got {path.name}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise RecordingError(f"cannot write the recording {path}: {error}; name another file") from None
     return path
 

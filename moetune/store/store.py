@@ -4,52 +4,30 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from moetune.outcome import Failed, FailureKind, Stage, Subject, Trial
-from moetune.store.codec import Choice, choice_text, dump, load, trial_from_json, trial_to_json
+from moetune.outcome import Failed, FailureKind, Stage, Trial
+from moetune.store.codec import choice_text, dump, load, trial_from_json, trial_to_json
 from moetune.store.database import connect, connect_to_read, sentences
 from moetune.store.errors import StoreError
 from moetune.store.provenance import Provenance
+from moetune.store.rows import ListedTrial, RunRow, TrialFilter, TrialKey, TrialRow
+from moetune_kernels import __version__
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.errors import MoetuneError
 from moetune_kernels.shape import MoEShape
 
-TrialKey = tuple[Subject, int, Choice]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
-    """One stored trial with the run that it belongs to, for reports and recordings."""
-
-    run: str
-    backend: str
-    shape: MoEShape
-    device: DeviceInfo
-    kernels_sha256: str
-    triton: str
-    torch: str
-    driver: str
-    routing: str
-    trial: Trial
-    ended_at: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """One sweep's run: what its trials depend on, and what it found of the device."""
-
-    run: str
-    backend: str
-    shape: MoEShape
-    device: DeviceInfo
-    ceilings: Mapping[str, float] | None
-    command: str
-    started_at: str
+_WITH_BOUNDS = (
+    "SELECT trials.*, bounds.bound_us FROM trials JOIN runs ON runs.id = trials.run "
+    "LEFT JOIN bounds ON bounds.run = trials.run AND bounds.tokens = trials.tokens"
+)
+_EARLIER_REPLAYS = "SELECT id FROM runs WHERE provenance = ? AND backend = 'replay'"
+_RUN_TEXTS = ("provenance", "backend", "kernels_sha256", "triton", "torch", "driver", "command", "started_at")
+_LATER_TEXTS = ("moetune", "gpu", "ended_at")
 
 
 class Store:
@@ -86,11 +64,12 @@ class Store:
         """Close the file; every row was committed as it was written."""
         self._connection.close()
 
-    def begin(self, provenance: Provenance, command: str) -> Run:
-        """Start a run whose trials are written under a new id."""
+    def begin(self, provenance: Provenance, command: str, gpu: str | None = None) -> Run:
+        """Start a run whose trials are written under a new id; ``gpu`` is the UUID of the GPU that answers."""
         run = uuid.uuid4().hex
         self._execute(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?)",
+            "INSERT INTO runs (id, provenance, backend, shape_key, shape, device, kernels_sha256, triton, torch, driver, "
+            "command, started_at, moetune, gpu) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             run,
             provenance.key,
             provenance.backend,
@@ -103,15 +82,33 @@ class Store:
             provenance.driver,
             command,
             _now(),
+            __version__,
+            gpu,
         )
         return Run(run, self._execute)
 
-    def forget_replays(self, provenance: Provenance) -> None:
-        """Drop the trials of earlier replays of a recording: the next one writes the same again. Measured ones stay."""
-        self._execute(
-            "DELETE FROM trials WHERE run IN (SELECT id FROM runs WHERE provenance = ? AND backend = 'replay')",
-            provenance.key,
-        )
+    def begin_replay(self, provenance: Provenance, command: str) -> Run:
+        """Start a replay in the place of earlier ones of the same recording, in one step; what was measured stays.
+
+        It would write the same again, and rows of replays are worth nothing twice. An earlier replay that still runs loses
+        its rows as a whole and writes no more: the store holds the trials of the last one that began.
+        """
+        with self._transaction():
+            for table in ("trials", "bounds"):
+                self._execute(f"DELETE FROM {table} WHERE run IN ({_EARLIER_REPLAYS})", provenance.key)  # noqa: S608
+            self._execute(f"DELETE FROM runs WHERE id IN ({_EARLIER_REPLAYS})", provenance.key)  # noqa: S608
+            return self.begin(provenance, command)
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite ends a transaction by itself when the disk is full
+                self._connection.execute("ROLLBACK")
+            raise
 
     def known(self, provenance: Provenance) -> dict[TrialKey, Trial]:
         """Return what runs of equal provenance leave to be spared: the latest screening of every choice.
@@ -140,6 +137,39 @@ class Store:
         """Return every run, the oldest first: which shapes and devices the store knows."""
         with sentences(self.path):
             return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY started_at, rowid")]
+
+    def newest(self, wanted: TrialFilter) -> Iterator[ListedTrial]:
+        """Yield the trials that ``wanted`` admits with their runs, the latest first, reading no further than is asked."""
+        where, values = wanted.condition()
+        query = f"{_WITH_BOUNDS} WHERE {where} ORDER BY trials.id DESC"
+        with sentences(self.path):
+            runs: dict[str, RunRow] = {}
+            for row in self._query(query, *values):
+                if row["run"] not in runs:
+                    runs[row["run"]] = self._run_row(
+                        self._query("SELECT * FROM runs WHERE id = ?", row["run"]).fetchone()
+                    )
+                yield ListedTrial(
+                    number=row["id"],
+                    run=runs[row["run"]],
+                    trial=self._trial(row),
+                    ended_at=row["ended_at"],
+                    bound_us=row["bound_us"],
+                )
+
+    def count(self, wanted: TrialFilter) -> int:
+        """Return how many trials ``wanted`` admits."""
+        where, values = wanted.condition()
+        query = f"SELECT count(*) AS trials FROM trials JOIN runs ON runs.id = trials.run WHERE {where}"  # noqa: S608
+        with sentences(self.path):
+            return self._query(query, *values).fetchone()["trials"]
+
+    def trials_of_runs(self) -> dict[str, tuple[int, int]]:
+        """Return how many trials each run has, and how many of them have no time."""
+        failed = "sum(substr(outcome, 1, 8) = '{\"kind\":')"
+        with sentences(self.path):
+            found = self._query(f"SELECT run, count(*) AS ended, {failed} AS failed FROM trials GROUP BY run")  # noqa: S608
+            return {row["run"]: (row["ended"], row["failed"]) for row in found}
 
     def bounds(self, provenance: Provenance) -> dict[int, float]:
         """Return the latest physical bound in microseconds per token count, of runs of equal provenance.
@@ -194,8 +224,15 @@ class Store:
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         shape, device = self._subjects(row)
         ceilings = None if row["ceilings"] is None else load(row["ceilings"])
-        texts = {name: row[name] for name in ("backend", "command", "started_at")}
-        return RunRow(run=row["id"], shape=shape, device=device, ceilings=ceilings, **texts)
+        there = set(row.keys())  # a store of an earlier version is read as it is
+        return RunRow(
+            run=row["id"],
+            shape=shape,
+            device=device,
+            ceilings=ceilings,
+            **{name: row[name] for name in _RUN_TEXTS},
+            **{name: row[name] for name in _LATER_TEXTS if name in there},
+        )
 
     def _subjects(self, row: sqlite3.Row) -> tuple[MoEShape, DeviceInfo]:
         try:
@@ -217,7 +254,7 @@ class Store:
 
 
 class Run:
-    """The writing end of one sweep."""
+    """The writing end of one sweep. A replay that a later one took the place of has no run any more and writes nothing."""
 
     def __init__(self, run: str, execute: Callable[..., None]) -> None:
         self.id = run
@@ -228,8 +265,7 @@ class Run:
         value = trial_to_json(trial)
         self._execute(
             "INSERT INTO trials (run, tokens, subject, choice, stage, outcome, compiled, verified, ended_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            self.id,
+            "SELECT id, ?, ?, ?, ?, ?, ?, ?, ? FROM runs WHERE id = ?",
             trial.tokens,
             value["subject"],
             choice_text(trial.choice),
@@ -238,11 +274,21 @@ class Run:
             None if trial.compiled is None else dump(value["compiled"]),
             int(trial.verified),
             _now(),
+            self.id,
         )
 
     def record_bound(self, tokens: int, bound_us: float) -> None:
         """Commit the physical bound of one token count."""
-        self._execute("INSERT OR REPLACE INTO bounds VALUES (?, ?, ?)", self.id, tokens, bound_us)
+        self._execute(
+            "INSERT OR REPLACE INTO bounds (run, tokens, bound_us) SELECT id, ?, ? FROM runs WHERE id = ?",
+            tokens,
+            bound_us,
+            self.id,
+        )
+
+    def end(self) -> None:
+        """Commit that the run came to its end: it was not stopped, and did not fail."""
+        self._execute("UPDATE runs SET ended_at = ? WHERE id = ?", _now(), self.id)
 
     def record_ceilings(self, bytes_per_s: float, flops: float) -> None:
         """Commit what the device reached in this run."""

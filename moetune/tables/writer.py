@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from moetune.whole_file import write_whole
 from moetune_kernels import lookup
 from moetune_kernels.errors import TableError
 from moetune_kernels.table import TunedTable
@@ -29,8 +27,7 @@ def write_table(table: TunedTable, directory: Path) -> Path:
     text = table_text(table)
     _refuse_changed(TunedTable.parse(text.encode(), f"table for {path}"), table, path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text)
+        write_whole(path, text.encode())
     except OSError as error:
         raise TableError(
             f"cannot write {path} ({error.strerror or error}); free the disk or name another folder with --out"
@@ -61,20 +58,3 @@ def _refuse_changed(read: TunedTable, written: TunedTable, path: Path) -> None:
         raise TableError(f"{path} would lose entries when read: {'; '.join(read.faults[:3])}")
     if read.to_json() != written.to_json():
         raise TableError(f"{path} would not read back as it was written; this is a fault of moetune, please report it")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside ``path``, then rename over it; nothing is left behind when that fails."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
-    beside = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        beside.chmod(0o644)  # mkstemp makes it private; a table is for every process of the machine
-        beside.replace(path)
-    except BaseException:  # also Ctrl-C: a half-written file must not stay
-        with suppress(OSError):
-            beside.unlink()
-        raise

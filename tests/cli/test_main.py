@@ -16,7 +16,7 @@ from moetune.cli import main
 from moetune.cli.output import out
 from moetune.errors import MissingError, RunError, ShapeError, TableError, UnsupportedDeviceError, UsageError
 
-COMMANDS = ("sweep", "profile", "report", "check", "doctor")
+COMMANDS = ("sweep", "profile", "report", "trials", "check", "doctor")
 
 
 # A started Python finds the packages where this one found them.

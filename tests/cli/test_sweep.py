@@ -280,14 +280,19 @@ def test_a_spent_budget_stops_handing_out_kernels(capsys):
     assert list(within(None, [1, 2])) == [1, 2]  # pyright: ignore[reportArgumentType]
 
 
-def test_a_strict_sweep_on_a_shared_gpu_exits_with_3_and_the_fix(monkeypatch, capsys):
+def test_a_strict_sweep_on_a_shared_gpu_exits_with_3_and_the_fix(monkeypatch, capsys, tmp_path):
     from moetune.measure.card import CardState
     from moetune.measure.clocks import ClockReading, OtherProcess
+    from moetune.measure.gpu_name import Gpu
+    from moetune.tuning import Bed
 
     state = CardState(reading=ClockReading(throttle_bits=1), others=(OtherProcess(4242, None),), busy_percent=0)
     backend = SimpleNamespace(card=lambda: state, close=lambda: None)
+    bed = Bed(backend, None, "", Path(), Path())  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr("moetune.tuning._gpu_is_there", lambda: True)
-    monkeypatch.setattr("moetune.tuning._gpu_bed", lambda request: SimpleNamespace(backend=backend))
+    monkeypatch.setattr("moetune.tuning.gpu_of", lambda index: Gpu(name="NVIDIA H200", index=index, uuid="GPU-1"))
+    monkeypatch.setattr("moetune.tuning.lock_dirs", lambda: [tmp_path])
+    monkeypatch.setattr("moetune.tuning._gpu_bed", lambda request: bed)
     assert main.run(["sweep", "--strict"]) == 3
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -14,6 +14,7 @@ from moetune.cli.sweep_progress import SweepProgress, status_line
 from moetune.engine.events import (
     CompileProgress,
     CountersStarted,
+    GpuAwaited,
     SpaceCompiled,
     SpaceReady,
     SweepStarted,
@@ -310,3 +311,15 @@ def test_another_routing_than_uniform_stands_in_the_first_line(capsys):
     log = PlainLines(SweepProgress())
     log(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, (16,), Path("trials.sqlite"), 0, "zipf:1.1"))
     assert capsys.readouterr().err == "cuda: e8_h64_i64_k2_bf16 on NVIDIA H200, zipf:1.1 routing\n"
+
+
+def test_a_gpu_that_another_sweep_has_is_one_line_and_a_phase(capsys):
+    progress = SweepProgress()
+    log = PlainLines(progress)
+    log(GpuAwaited("NVIDIA H200 (GPU-1234)", "process 4711, since 2026-12-01 08:00:00 UTC: moetune sweep"))
+    assert status_line(progress) == "waiting for the GPU"
+    said = "waiting for NVIDIA H200 (GPU-1234), which is in use by process 4711, since 2026-12-01 08:00:00 UTC: moetune sweep\n"
+    assert capsys.readouterr() == ("", said)
+    log(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, (16,), Path("trials.sqlite"), 0))
+    log(CompileProgress(1, 4, 0))
+    assert status_line(progress).startswith("compiling 1/4")

@@ -111,6 +111,10 @@ class FakeBackend:
         self.calls["verify_kernel", role, config, self.tokens] += 1
         return self.hook("verify_kernel", role, config)
 
+    def recheck_kernel(self, role, config):
+        self.calls["recheck_kernel", role, config, self.tokens] += 1
+        return self.hook("recheck_kernel", role, config)
+
     def time_routing(self, block_m):
         self.calls["routing"] += 1
         return measured(3.0)
@@ -159,6 +163,7 @@ class VirtualH200(FakeBackend):
     def __init__(self, shape, **hooks):
         super().__init__(shape, **hooks)
         self.now_s, self.loaded, self.small, self.spent = 0.0, set(), set(), Counter()
+        self.verified, self.referenced = set(), set()
 
     def clock(self):
         return self.now_s
@@ -231,11 +236,22 @@ class VirtualH200(FakeBackend):
         self.launches(self.kernel_us(role, config), samples + 1, "race")
         return super().time_kernel(role, config, samples)
 
+    def check_s(self, role):
+        return 5e-4 + 6e-11 * self.rows * (self.shape.inter if role is Role.GATE_UP else self.shape.hidden)
+
     def verify_kernel(self, role, config):
-        self.take(
-            1e-3 + 4.2e-11 * self.rows * (self.shape.inter if role is Role.GATE_UP else self.shape.hidden), "verify"
-        )
+        seeds = 2 if self.rows <= 1024 else 1
+        self.take(seeds * (self.check_s(role) + 1e-6 * self.kernel_us(role, config)), "verify")
+        if (role, config) not in self.verified:
+            self.verified.add((role, config))
+            share = 2 / 3 if role is Role.GATE_UP else 1 / 3
+            self.take(2.5e-3 + share * self.shape.local_experts * self.shape.expert_bytes / 4.2e12, "verify")
         return super().verify_kernel(role, config)
+
+    def recheck_kernel(self, role, config):
+        has_burst = self.kernel_us(role, config) <= 1000.0
+        self.take(self.check_s(role) + (3 * self.check_s(role) + 2e-3 if has_burst else 0.0), "verify")
+        return super().recheck_kernel(role, config)
 
     def small_kernel(self, what):
         key = what, self.tokens if self.rows <= 64 else 0
@@ -262,7 +278,11 @@ class VirtualH200(FakeBackend):
         return super().time_layers(plans, rounds)
 
     def verify_layer(self, plan):
-        self.take(self.reference_s + 0.01, "verify")
+        if self.tokens not in self.referenced:
+            self.referenced.add(self.tokens)
+            self.take(self.reference_s * (2 if self.rows <= 1024 else 1), "verify")
+        layer_us = 12.0 + sum(self.kernel_us(role, plan.config(role)) for role in Role)
+        self.take(2e-3 + 2e-6 * layer_us, "verify")
         return super().verify_layer(plan)
 
     def counters(self, plans, limit_s=None):

@@ -61,7 +61,7 @@ def test_the_fastest_plan_wins_and_is_verified_as_a_layer(fake_backend):
     verdict, journal = decide(fake_backend)
     assert won(verdict) == (FASTEST, 100.0)
     verified = {trial.choice for trial in journal.trials if trial.verified}
-    assert verified == {FASTEST, DEFAULT}
+    assert verified == {SLOW, FAST, FASTEST, DEFAULT}  # all that reach the last heat, before it is run
     assert {(trial.subject, trial.stage) for trial in journal.trials} == {(Subject.LAYER, Stage.FINAL)}
     assert len(journal.trials) == 4
 
@@ -70,6 +70,67 @@ def test_a_layer_that_is_wrong_leaves_the_entry_to_the_next(fake_backend):
     verdict, journal = decide(fake_backend, wrong=[FASTEST])
     assert won(verdict) == (FAST, 100.0)
     assert next(trial.outcome for trial in journal.trials if trial.choice == FASTEST) == WRONG
+
+
+def wrong_when_timed_long(*plans):
+    """The last heat's replays leave a wrong output, the first heat's do not."""
+    return lambda the_plan, rounds, tokens: (
+        WRONG if the_plan in plans and rounds > 6 else measured(TIMES[the_plan], rounds)
+    )
+
+
+def decide_after(fake_backend, *wrong, **hooks):
+    backend = fake_backend(layer=wrong_when_timed_long(*wrong), **hooks)
+    bench = Bench(backend, backend.journal, lambda _: None)
+    backend.open(64)
+    return Finals(bench, 64, DEFAULT, Deadline(inf, lambda: 0.0)).run([SLOW, FAST, FASTEST]), backend
+
+
+def test_a_layer_that_is_wrong_after_its_replays_leaves_the_entry_to_the_next(fake_backend):
+    verdict, backend = decide_after(fake_backend, FASTEST)
+    assert won(verdict) == (FAST, 100.0)
+    lost = next(trial for trial in backend.journal.trials if trial.choice == FASTEST)
+    assert (lost.outcome, lost.verified) == (WRONG, False)
+
+
+def test_a_default_that_is_wrong_after_its_replays_is_no_baseline(fake_backend):
+    asked = []
+    verdict, _ = decide_after(fake_backend, DEFAULT, rerouted=lambda plans, rounds: asked.append(plans))
+    assert won(verdict) == (FASTEST, None)
+    assert asked == []
+
+
+def test_when_all_are_wrong_after_their_replays_nobody_wins(fake_backend):
+    verdict, _ = decide_after(fake_backend, SLOW, FAST, FASTEST, DEFAULT)
+    assert verdict == WRONG
+
+
+def test_all_that_run_in_the_last_heat_are_verified_before_it(fake_backend):
+    asked = []
+
+    class Logged(fake_backend):
+        def verify_layer(self, plan):
+            asked.append(plan)
+            return super().verify_layer(plan)
+
+        def time_layers(self, plans, rounds):
+            asked.append(rounds)
+            return super().time_layers(plans, rounds)
+
+    decide(Logged)
+    first, last = (place for place, what in enumerate(asked) if isinstance(what, int))
+    assert asked[first] == 6
+    assert asked[first + 1 : last] == [FASTEST, FAST, SLOW, DEFAULT]
+    assert asked[last:] == [40]
+
+
+def test_a_wrong_layer_makes_room_in_the_last_heat(fake_backend):
+    plans = [plan(16, block_m) for block_m in (32, 64, 128)]
+    for place, the_plan in enumerate(plans):
+        TIMES[the_plan] = 50.0 + place
+    _, journal = decide(fake_backend, plans=[*plans, FASTEST, FAST, SLOW], wrong=plans)
+    samples = {trial.choice: trial.outcome.samples for trial in journal.trials if trial.verified}
+    assert samples == {FASTEST: 40, FAST: 40, SLOW: 40, DEFAULT: 40}
 
 
 def test_the_default_stays_when_nothing_beats_it(fake_backend):

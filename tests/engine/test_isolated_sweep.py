@@ -147,11 +147,13 @@ STOPPED = """
 import sys
 from pathlib import Path
 from moetune import tuning
+from moetune.measure.gpu_name import Gpu
 from planted_gpu import Deed, open_backend
 from test_tuning import bed_of
 
 folder, deed = Path(sys.argv[1]), Deed(what="sleep", method="time_combine", spared=1)
 tuning._gpu_is_there = lambda: True
+tuning.gpu_of = lambda index: Gpu(name="NVIDIA H200", index=index, uuid=None)
 tuning._gpu_bed = lambda request: bed_of(open_backend(folder, deed), folder)
 sys.argv = ["moetune", *"sweep --hidden 1024 --inter 512 --experts 8 --top-k 2 --tokens 1,64,512".split()]
 from moetune.cli.main import main

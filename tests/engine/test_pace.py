@@ -51,10 +51,12 @@ class Sweep:
         return [event.text for event in self.events if isinstance(event, events.Warned)]
 
 
-@SHAPES
-def test_240_seconds_are_enough_for_everything_and_nothing_is_said_to_be_left_out(virtual_h200, tmp_path, shape):
-    sweep = Sweep(virtual_h200(shape), tmp_path, 240.0)
-    assert sweep.wall_s <= 235.0
+@pytest.mark.parametrize(
+    ("shape", "budget_s"), [(QWEN, 240.0), (MIXTRAL, 240.0), (LARGE, 250.0)], ids=["qwen", "mixtral", "large"]
+)
+def test_240_seconds_are_enough_for_everything_and_250_for_22_gb(virtual_h200, tmp_path, shape, budget_s):
+    sweep = Sweep(virtual_h200(shape), tmp_path, budget_s)
+    assert sweep.wall_s <= budget_s - 5.0
     assert not sweep.result.stopped_early
     assert sweep.warnings == ["no hardware counters for 18 of 18 entries: no counters here"]  # asked, within the budget
     assert tuple(sweep.result.entries) == LADDER

@@ -73,6 +73,59 @@ def test_a_wrong_kernel_that_set_the_pace_does_not_shut_the_right_ones_out(fake_
     assert standings[0].config == RIGHT
 
 
+def test_a_kernel_that_is_wrong_after_its_launches_makes_room_for_those_it_kept_out(fake_backend):
+    cheat, lost = CONFIGS[0], Failed(FailureKind.WRONG, "down: after timing: relative L2 error 0.3")
+    table = {config: 100.0 + place for place, config in enumerate(CONFIGS)} | {cheat: 50.0}  # alone in both heats
+    backend = fake_backend(
+        kernel_us=times(table), recheck_kernel=lambda role, config: lost if config == cheat else None
+    )
+    race = race_of(backend)
+    standings = run(race)
+    assert standings[0].config == CONFIGS[1]
+    assert standings[0].measured.samples == 25
+    assert backend.calls["recheck_kernel", ROLE, CONFIGS[1], 64] == 1
+    assert cheat not in {standing.config for standing in standings}
+    last = [trial for trial in ended_in(race) if trial.choice == cheat][-1]
+    assert (last.outcome, last.verified) == (lost, False)
+
+
+def test_a_wrong_kernel_found_after_its_launches_does_not_shut_out_those_its_first_launch_refused(fake_backend):
+    cheat, lost = CONFIGS[0], Failed(FailureKind.WRONG, "down: after timing: relative L2 error 0.3")
+    backend = fake_backend(
+        kernel_us=times({cheat: 1.0, RIGHT: 100.0}),
+        recheck_kernel=lambda role, config: lost if config == cheat else None,
+    )
+    standings = run(race_of(backend))
+    assert standings[0].config == RIGHT
+    assert backend.calls["recheck_kernel", ROLE, RIGHT, 64] == 1
+
+
+def test_a_finisher_is_verified_before_its_last_launches_and_compared_right_after_them(fake_backend):
+    asked = []
+
+    class Logged(fake_backend):
+        def time_kernel(self, role, config, samples):
+            asked.append((samples, config))
+            return super().time_kernel(role, config, samples)
+
+        def verify_kernel(self, role, config):
+            asked.append(("verify", config))
+            return super().verify_kernel(role, config)
+
+        def recheck_kernel(self, role, config):
+            asked.append(("recheck", config))
+            return super().recheck_kernel(role, config)
+
+    standings = run(race_of(Logged(kernel_us=times(dict.fromkeys(CONFIGS, 100.0)))))
+    finishers = [standing.config for standing in standings if standing.measured.samples == 25]
+    assert len(finishers) == 4
+    for config in finishers:
+        place = asked.index((25, config))
+        assert asked[place + 1] == ("recheck", config)
+        assert ("verify", config) in asked[:place]
+    assert sum(what == "recheck" for what, _ in asked) == len(finishers)
+
+
 def test_a_first_launch_over_two_and_a_half_times_the_best_gets_no_second(fake_backend):
     slow = CONFIGS[1]
     table = dict.fromkeys(CONFIGS, 100.0) | {slow: 260.0}
@@ -163,6 +216,7 @@ def test_a_known_trial_is_not_timed_again(fake_backend):
     second = Race(bench, ROLE, 64, NEVER)
     assert run(second) == finished
     assert again.calls["first_launch"] == again.calls["time_kernel"] == bench.trials == 0
+    assert not [call for call in again.calls if call[0] == "recheck_kernel"]  # its outputs are gone
 
 
 def test_ratios_tell_how_far_behind_each_config_was(fake_backend):

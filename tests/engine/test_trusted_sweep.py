@@ -14,6 +14,7 @@ from moetune.engine.budget import Budget
 from moetune.errors import MissingError, RunError, UsageError
 from moetune.measure.card import CardState
 from moetune.measure.clocks import ClockReading, OtherProcess
+from moetune.measure.gpu_name import Gpu
 from moetune.models.routing import UNIFORM, Hot, Zipf, parse_routing
 from moetune.outcome import ClockSpan, Measured, Stage, over_all, summarize
 from moetune.store import Provenance, Store, load_recording
@@ -221,6 +222,8 @@ def shared_gpu(monkeypatch, fake_backend, tmp_path):
     reading = ClockReading(throttle_bits=1)
     backend.card = lambda: CardState(reading=reading, others=(OtherProcess(4242, 1 << 30),), busy_percent=0)
     monkeypatch.setattr(tuning, "_gpu_is_there", lambda: True)
+    monkeypatch.setattr(tuning, "gpu_of", lambda index: Gpu(name="NVIDIA H200", index=index, uuid="GPU-1"))
+    monkeypatch.setattr(tuning, "lock_dirs", lambda: [tmp_path / "locks"])
     monkeypatch.setattr(tuning, "_gpu_bed", lambda request: bed_of(backend, tmp_path))
     return backend
 

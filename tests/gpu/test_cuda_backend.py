@@ -95,9 +95,9 @@ def test_nothing_is_compiled_while_layers_are_timed(opened):
 
 
 def test_a_kernel_that_writes_nothing_is_wrong(opened, monkeypatch):
-    from moetune.measure import open_count
+    from moetune.measure import problem
 
-    monkeypatch.setattr(open_count, "launch_all", lambda calls: None)
+    monkeypatch.setattr(problem, "launch_all", lambda calls: None)
     failed = opened.verify_kernel(Role.GATE_UP, SMALL)
     assert isinstance(failed, Failed)
     assert failed.kind is FailureKind.WRONG

@@ -206,6 +206,9 @@ class PlantedGpu:
     def verify_kernel(self, role, config):
         return self.asked("verify_kernel", role, config)
 
+    def recheck_kernel(self, role, config):
+        return self.asked("recheck_kernel", role, config)
+
     def time_routing(self, block_m):
         return self.asked("time_routing", block_m) or measured(3.0, 15)
 

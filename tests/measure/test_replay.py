@@ -131,7 +131,8 @@ def test_a_composed_figure_with_an_unknown_part_is_unavailable_and_says_why(back
 
 def test_verdicts_come_from_the_recording(backend):
     assert backend.verify_kernel(Role.GATE_UP, FIRST) is None
-    assert backend.verify_kernel(Role.DOWN, WRONG) == IS_WRONG
+    assert backend.verify_kernel(Role.DOWN, WRONG) == backend.recheck_kernel(Role.DOWN, WRONG) == IS_WRONG
+    assert backend.recheck_kernel(Role.GATE_UP, FIRST) is None
     assert backend.verify_layer(PLAN) is None
     assert backend.verify_layer(OTHER) is None  # both kernels were verified
     unchecked = [replace(item, verified=False) for item in TRIALS]

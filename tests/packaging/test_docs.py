@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "kernels").glob("*.md")])
 README = (ROOT / "README.md").read_text("utf-8")
-COMMANDS = ("sweep", "profile", "report", "check", "doctor")
+COMMANDS = ("sweep", "profile", "report", "trials", "check", "doctor")
 
 
 def blocks(language: str) -> list[str]:

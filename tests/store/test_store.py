@@ -11,6 +11,7 @@ import pytest
 
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Source, Stage, Subject, Trial
 from moetune.store import Provenance, Store, StoreError, default_store_path, latest
+from moetune.store.schema import SCHEMA_VERSION
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS
 from moetune_kernels.plan import LayerPlan
@@ -114,16 +115,45 @@ def test_the_latest_screening_of_a_choice_counts(path):
         assert store.trials(provenance())[0] == wrong
 
 
+def replay(path, trials, count):
+    """Begin a replay in a connection of its own and record the first ``count`` trials; return what goes on with it."""
+    store = Store(path)
+    run = store.begin_replay(provenance(backend="replay"), "moetune sweep")
+    for trial in trials[:count]:
+        run.record(trial)
+    return store, run
+
+
 def test_replays_of_one_recording_do_not_pile_up_and_cost_no_measured_trial(path):
     fill(path, provenance())
     for _ in range(3):
-        with Store(path) as store:
-            store.forget_replays(provenance(backend="replay"))
-            store.forget_replays(provenance())
-        fill(path, provenance(backend="replay"))
+        store, run = replay(path, TRIALS, len(TRIALS))
+        run.record_bound(16, 99.0)
+        store.close()
     with Store(path) as store:
         assert [row.trial for row in store.rows(SHAPE, backend="replay")] == list(TRIALS)
         assert [row.trial for row in store.rows(SHAPE)] == list(TRIALS)
+        assert [run.backend for run in store.runs()] == ["cuda", "replay"]
+        assert store.bounds(provenance(backend="replay")) == {16: 99.0}
+
+
+def test_of_two_replays_at_once_the_store_holds_the_one_that_began_last_as_a_whole(path):
+    first, first_run = replay(path, TRIALS, 2)
+    second, second_run = replay(path, TRIALS, 1)
+    for trial in TRIALS[2:]:
+        first_run.record(trial)
+    first_run.record_bound(16, 1.0)
+    first_run.end()
+    for trial in TRIALS[1:]:
+        second_run.record(trial)
+    first.close()
+    second.close()
+    with Store(path) as store:
+        assert [(row.run, row.trial) for row in store.rows(SHAPE, backend="replay")] == [
+            (second_run.id, trial) for trial in TRIALS
+        ]
+        assert [run.run for run in store.runs()] == [second_run.id]
+        assert store.bounds(provenance(backend="replay")) == {}
 
 
 def test_every_row_is_safe_the_moment_it_is_written(path):
@@ -178,10 +208,11 @@ def test_the_database_of_something_else_is_left_alone(path):
 def test_the_store_of_a_newer_moetune_is_refused(path):
     fill(path, provenance())
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=2")
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     connection.close()
-    with pytest.raises(StoreError, match=r"newer moetune \(schema 2"):
-        Store(path)
+    for opened in (Store, Store.to_read):
+        with pytest.raises(StoreError, match=rf"newer moetune \(schema {SCHEMA_VERSION + 1}"):
+            opened(path)
 
 
 @pytest.mark.parametrize("version", [-3, 0, 1])
