@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from functools import reduce
+from typing import Any, TypeVar, cast
 
 from moetune_kernels.config import MoEKernelConfig
 from moetune_kernels.plan import LayerPlan
+
+TIME_DIGITS = 3  # of a stored round in microseconds; CUDA events tell no less
+POWER_CAP = "power cap"
+SLOW_CLOCK_SHARE = 0.75  # NVBench discards samples below this share of the nominal clock
+_LOW, _HIGH = 0.2, 0.8
 
 
 class Source(Enum):
@@ -55,6 +63,33 @@ class Figure:
         return cls(known["value"], Source(known["source"]), known.get("reason"))
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Median of repeated times, and half the range between their 20th and 80th percentile; microseconds."""
+
+    median_us: float
+    spread_us: float
+    count: int
+
+
+def summarize(times_us: Sequence[float]) -> Sample:
+    """Summarise at least one time.
+
+    >>> summarize([1.0, 2.0, 3.0, 4.0, 100.0])
+    Sample(median_us=3.0, spread_us=10.6, count=5)
+    """
+    ordered = sorted(times_us)
+    half_range = (_quantile(ordered, _HIGH) - _quantile(ordered, _LOW)) / 2
+    return Sample(round(statistics.median(ordered), 4), round(half_range, 4), len(ordered))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """What the compiler reports of one kernel: registers per thread, spilled registers, bytes, threads per block.
@@ -73,8 +108,82 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSpan:
+    """A GPU's clocks, heat and power while something was timed, lowest and highest; None where the driver is silent.
+
+    Args:
+        sm_mhz, memory_mhz: clocks.
+        sm_max_mhz: the SM clock that the card is made for.
+        temperature_c, power_w: degrees Celsius and watts.
+        throttle: why the clock was held down, in words; empty when it was not.
+    """
+
+    sm_mhz: tuple[int, int] | None = None
+    sm_max_mhz: int | None = None
+    memory_mhz: tuple[int, int] | None = None
+    temperature_c: tuple[int, int] | None = None
+    power_w: tuple[float, float] | None = None
+    throttle: tuple[str, ...] | None = None
+
+    @property
+    def slowdowns(self) -> tuple[str, ...]:
+        """The reasons that are no normal state of the card; a large one under full load is always at its power cap."""
+        return tuple(reason for reason in self.throttle or () if reason != POWER_CAP)
+
+    @property
+    def warning(self) -> str | None:
+        """One sentence when times taken meanwhile are not to be trusted, or are those of a card far below its clock."""
+        if self.slowdowns:
+            return (
+                f"the GPU was held down while it was timed ({', '.join(self.slowdowns)}); let it cool, then sweep again"
+            )
+        low = None if self.sm_mhz is None else self.sm_mhz[0]
+        if low is not None and self.sm_max_mhz and low < SLOW_CLOCK_SHARE * self.sm_max_mhz:
+            why = f" ({', '.join(self.throttle)})" if self.throttle else ""
+            return f"the SM clock fell to {low} MHz of {self.sm_max_mhz} MHz{why}; such times hold for that state alone"
+        return None
+
+    def over(self, other: ClockSpan) -> ClockSpan:
+        """Return the span over both."""
+        reasons = (
+            None if self.throttle is None and other.throttle is None else (self.throttle or ()) + (other.throttle or ())
+        )
+        return ClockSpan(
+            sm_mhz=_both(self.sm_mhz, other.sm_mhz),
+            sm_max_mhz=self.sm_max_mhz or other.sm_max_mhz,
+            memory_mhz=_both(self.memory_mhz, other.memory_mhz),
+            temperature_c=_both(self.temperature_c, other.temperature_c),
+            power_w=_both(self.power_w, other.power_w),
+            throttle=None if reasons is None else tuple(dict.fromkeys(reasons)),
+        )
+
+
+Value = TypeVar("Value", int, float)
+
+
+def _both(one: tuple[Value, Value] | None, other: tuple[Value, Value] | None) -> tuple[Value, Value] | None:
+    if one is None or other is None:
+        return one or other
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def over_all(spans: Iterable[ClockSpan | None]) -> ClockSpan | None:
+    """Return the span over all that are known; None when none is.
+
+    >>> over_all([ClockSpan(sm_mhz=(1980, 1980)), None, ClockSpan(sm_mhz=(1500, 1800))]).sm_mhz
+    (1500, 1980)
+    """
+    known = [span for span in spans if span is not None]
+    return reduce(ClockSpan.over, known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A trial that ran: time in microseconds (median, and half the 20th to 80th percentile range) and its figures."""
+    """A trial that ran: time in microseconds (median, and half the 20th to 80th percentile range) and its figures.
+
+    ``times_us`` are its times in the order of the rounds, where plans were timed against each other in rounds; empty
+    where each was timed alone. ``clocks`` are the GPU's meanwhile, where they were read.
+    """
 
     median_us: float
     spread_us: float
@@ -83,6 +192,8 @@ class Measured:
     bandwidth_gbps: Figure
     issue_efficiency: Figure
     source: Source = Source.EVENT
+    times_us: tuple[float, ...] = ()
+    clocks: ClockSpan | None = None
 
 
 class FailureKind(Enum):

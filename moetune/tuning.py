@@ -16,14 +16,17 @@ from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
 from moetune.engine.entries import with_ranges
 from moetune.engine.events import Emit, Event, GpuAwaited, SweepStarted, TokenFailed, Warned
+from moetune.engine.held_down import HeldDown
 from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
+from moetune.measure.card import troubles, why_refused
 from moetune.measure.gpu_lock import locked
 from moetune.measure.gpu_name import Gpu, gpu_of
 from moetune.measure.replay import ReplayBackend
-from moetune.outcome import Trial
+from moetune.models.routing import why_not_of
+from moetune.outcome import ClockSpan, Trial
 from moetune.space import reports_of
 from moetune.store import (
     Provenance,
@@ -53,6 +56,7 @@ __all__ = ["Bed", "SweepRequest", "SweepResult", "replay_bed", "run_on", "sweep"
 
 REPLAY_DIRECTORY = Path("moetune-replay")
 CLOSING_SHARE = 0.03  # of the budget: process start before, and end after, what the budget counts
+MOST_NOISE = 0.2
 RECORDING_SUFFIXES = (".xz", ".gz")
 
 
@@ -73,7 +77,7 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
 
     Raises:
         UsageError: the request makes no sense.
-        MissingError: no GPU, and no recording of this shape.
+        MissingError: no GPU, and no recording of this shape; or the sweep is strict and the GPU is not idle.
         RunError: nothing could be tuned, or store, recording or table failed.
         UnsupportedDeviceError: there is no such CUDA device.
     """
@@ -98,6 +102,7 @@ def _lock_words(gpu: Gpu, on_event: Emit) -> tuple[Callable[[str], None], Callab
 
 def _run_closing(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
     with closing(bed.backend):
+        _look_at_the_card(bed.backend, request, on_event)
         return run_on(bed, request, budget, on_event)
 
 
@@ -107,12 +112,7 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
     with Store(bed.store_path) as store:
         known = _known(store, bed, request)
         run = _begun(store, bed, request)
-        on_event(
-            SweepStarted(
-                bed.backend.name, bed.backend.device, request.shape, request.tokens, bed.store_path, len(known)
-            )
-        )
-
+        on_event(_started(bed, request, len(known)))
         kept = _kept(bed, table)
         reports = reports_of(store.known(bed.provenance).values()) if request.limits.any else {}
         for tokens in [tokens for tokens, entry in kept.items() if not request.limits.keep(entry.plan, reports)]:
@@ -122,7 +122,10 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
         def write(entries: Mapping[int, Entry], ceilings: Ceilings) -> Path:
             return write_table(_filled(table, bed, with_ranges(kept | dict(entries)), ceilings), bed.out_dir)
 
+        held_down = HeldDown()
+
         def emit(event: Event) -> None:
+            held_down.note(event)
             if isinstance(event, TokenFailed):
                 kept.pop(event.tokens, None)  # what does not run any more is not kept either
             on_event(event)
@@ -137,11 +140,30 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
         )
         result = Session(bed.backend, _job(request, budget), ports).run()
         run.end()
-        _warn_of_slow_clocks(bed.backend, on_event)
+        clocks = _clocks_of(bed.backend)
+        if clocks is not None and clocks.warning:
+            on_event(Warned(clocks.warning))
         filled = _filled(table, bed, with_ranges(kept | dict(result.entries)), bed.backend.ceilings())
         if request.record is not None:
             _record(store, bed, request, filled)
-    return _result(bed, result, filled)
+    return replace(_result(bed, result, filled), clocks=clocks, held_down=held_down.counts)
+
+
+def _started(bed: Bed, request: SweepRequest, known: int) -> SweepStarted:
+    backend, routing = bed.backend, bed.provenance.routing
+    return SweepStarted(backend.name, backend.device, request.shape, request.tokens, bed.store_path, known, routing)
+
+
+def _look_at_the_card(backend: Backend, request: SweepRequest, on_event: Emit) -> None:
+    """Tell of a GPU that others use or that is throttled, or refuse it: only a live backend has one."""
+    state = backend.card() if hasattr(backend, "card") else None  # pyright: ignore[reportAttributeAccessIssue]
+    if state is None:
+        return
+    reason = why_refused(state) if request.strict else None
+    if reason is not None:
+        raise MissingError(f"--strict: {reason}")
+    for trouble in troubles(state):
+        on_event(Warned(trouble))
 
 
 def _begun(store: Store, bed: Bed, request: SweepRequest) -> Run:
@@ -153,7 +175,7 @@ def _begun(store: Store, bed: Bed, request: SweepRequest) -> Run:
 def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:
     """Return the entries of the table that this sweep writes over, where they are as good as new.
 
-    That is: measured on this device with these kernels and versions. A sweep of a few token counts, or one that is
+    That is: measured on this device with these kernels and versions, under this routing. A sweep of a few token counts, or one that is
     stopped, then loses none of the others. A replay keeps nothing, so that it always writes the same.
     """
     if bed.backend.name != "cuda":
@@ -163,18 +185,19 @@ def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:
         old = read_table(path)
     except TableError:
         return {}
-    made_with = (old.backend, old.device, old.shape, old.triton, old.torch, old.driver)
-    if made_with != (table.backend, table.device, table.shape, table.triton, table.torch, table.driver):
+    if _made_with(old) != _made_with(table):
         return {}
     same_kernels = dict(old.kernels) == dict(_filled(table, bed, old.entries, bed.backend.ceilings()).kernels)
     return dict(old.entries) if same_kernels else {}
 
 
-def _warn_of_slow_clocks(backend: Backend, on_event: Emit) -> None:
-    """Tell when the GPU was throttled or busy: only a live backend has clocks."""
-    reading = backend.clocks() if hasattr(backend, "clocks") else None  # pyright: ignore[reportAttributeAccessIssue]
-    if reading is not None and reading.warning:
-        on_event(Warned(reading.warning))
+def _made_with(table: TunedTable) -> tuple[object, ...]:
+    return (table.backend, table.device, table.shape, table.triton, table.torch, table.driver, table.routing)
+
+
+def _clocks_of(backend: Backend) -> ClockSpan | None:
+    """Return what the GPU's clocks were: only a live backend has any."""
+    return backend.clocks() if hasattr(backend, "clocks") else None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _checked(request: SweepRequest) -> SweepRequest:
@@ -185,6 +208,11 @@ def _checked(request: SweepRequest) -> SweepRequest:
         raise UsageError(f"strategy must be one of {', '.join(STRATEGIES)}, got {request.strategy!r}")
     if request.record is not None and request.record.suffix not in RECORDING_SUFFIXES:
         raise UsageError(f"a recording's name ends in .jsonl.xz or .jsonl.gz, got {request.record.name}")
+    if not 0 <= request.noise <= MOST_NOISE:  # also refuses NaN
+        raise UsageError(f"the noise must be from 0 to {MOST_NOISE:g} of a time, got {request.noise:g}")
+    reason = why_not_of(request.routing, request.shape)
+    if reason is not None:
+        raise UsageError(reason)
     return replace(request, tokens=tokens)
 
 
@@ -198,6 +226,8 @@ def _job(request: SweepRequest, budget: Budget) -> Job:
         kernels=kernels - polish,
         polish=polish,
         seed=request.seed,
+        noise=request.noise,
+        strict=request.strict,
         limits=request.limits,
     )
 
@@ -227,7 +257,9 @@ def _gpu_bed(request: SweepRequest) -> Bed:
     from moetune.measure.gpu_messages import GpuSettings
     from moetune.measure.isolated import open_isolated
 
-    settings = GpuSettings(shape=request.shape, device_index=request.device_index, seed=request.seed)
+    settings = GpuSettings(
+        shape=request.shape, device_index=request.device_index, seed=request.seed, routing=request.routing
+    )
     backend = open_isolated(settings)
     try:
         default = heuristic_plan(request.shape, 1, backend.device)  # refuses a format or a device that no kernel runs
@@ -242,6 +274,7 @@ def _gpu_bed(request: SweepRequest) -> Bed:
         triton=_version("triton"),
         torch=_version("torch"),
         driver=_driver(),
+        routing=request.routing.text,
     )
     return Bed(
         backend=backend,
@@ -281,7 +314,7 @@ def replay_bed(recording: Recording, request: SweepRequest) -> Bed:
     """Return the bed that replays ``recording``.
 
     Raises:
-        MissingError: the recording is of another shape, or has none of the token counts asked.
+        MissingError: the recording is of another shape or routing, or has none of the token counts asked.
     """
     made_for = recording.provenance
     backend = ReplayBackend(
@@ -289,6 +322,11 @@ def replay_bed(recording: Recording, request: SweepRequest) -> Bed:
     )
     if backend.shape != request.shape:
         raise MissingError(f"the recording is of {backend.shape.key}, asked was {request.shape.key}; sweep that shape")
+    if made_for.routing != request.routing.text:
+        raise MissingError(
+            f"without a GPU there are only the recorded trials of {made_for.routing} routing, asked was "
+            f"{request.routing.text}; leave --routing away, or run on a GPU machine"
+        )
     if not set(request.tokens) & set(backend.token_counts):
         known = ",".join(map(str, backend.token_counts))
         raise MissingError(
@@ -335,6 +373,7 @@ def _empty_table(bed: Bed, request: SweepRequest) -> TunedTable:
         measured_at=bed.measured_at,
         command=request.command,
         entries={},
+        routing=bed.provenance.routing,
     )
 
 
@@ -356,7 +395,7 @@ def _record(store: Store, bed: Bed, request: SweepRequest, table: TunedTable) ->
     recording = Recording(
         provenance=bed.provenance,
         ceilings=table.ceilings,
-        bounds=store.bounds(request.shape, bed.backend.device, bed.backend.name),
+        bounds=store.bounds(bed.provenance),
         measured_at=bed.measured_at,
         command=request.command,
         trials=tuple(store.trials(bed.provenance)),

@@ -29,6 +29,7 @@ REACH = 2  # the last entry serves up to this many times its own token count
 
 _FIGURES = ("flops_per_byte", "bandwidth_gbps", "issue_efficiency")
 _TEXTS = ("triton", "torch", "driver", "measured_at", "command")
+UNIFORM = "uniform"  # the routing of tables that name none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,8 @@ class TunedTable:
     """One device and one shape: an entry per token count, sorted, and what they were measured with.
 
     ``ceilings`` is ``{bytes_per_s, flops}`` reached in the same run; ``kernels`` is ``{version, source_sha256}``;
-    ``faults`` are the sentences of what parsing dropped, empty for a sound table.
+    ``routing`` is how tokens chose experts when it was measured, which no lookup asks for; ``faults`` are the sentences
+    of what parsing dropped, empty for a sound table.
 
     Raises:
         TableError: a field is of the wrong type or out of range.
@@ -115,6 +117,7 @@ class TunedTable:
     measured_at: str
     command: str
     entries: dict[int, Entry]
+    routing: str = UNIFORM
     faults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -129,6 +132,7 @@ class TunedTable:
         for name in _TEXTS:
             if name != "driver" or self.driver is not None:
                 text(name, getattr(self, name))
+        text("routing", self.routing)
         if any(tokens != entry.tokens for tokens, entry in self.entries.items()):
             raise TableError("entries must be keyed by their own token counts")
         object.__setattr__(self, "entries", dict(sorted(self.entries.items())))
@@ -155,6 +159,7 @@ class TunedTable:
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain JSON values; ``faults`` are not part of the file."""
         header: dict[str, Any] = {name: getattr(self, name) for name in ("backend", *_TEXTS)}
+        header |= {} if self.routing == UNIFORM else {"routing": self.routing}
         return header | {
             "schema_version": SCHEMA_VERSION,
             "device": self.device.to_json(),
@@ -176,13 +181,14 @@ class TunedTable:
             document = _document(data)
             key = _key(document)
             known = {field.name for field in fields(cls)} - {"faults"} | {"schema_version"}
-            lacking = sorted(known - set(document))
+            lacking = sorted(known - {"routing"} - set(document))
             if lacking:
                 raise TableError(f"the header lacks {', '.join(lacking)}")
             unknown = ", ".join(sorted(set(document) - known))
             faults = [f"the header has unknown fields: {clip(unknown)}"] if unknown else []
             entries = _entries(document["entries"], key, faults)
             plain = {name: document[name] for name in (*_TEXTS, "ceilings", "kernels")}
+            plain["routing"] = document.get("routing", UNIFORM)
             return cls(
                 backend=key.backend, device=key.device, shape=key.shape, entries=entries, faults=tuple(faults), **plain
             )

@@ -21,10 +21,12 @@ from moetune_kernels.shape import MAX_TOKENS, WeightFormat
 
 SWEEP_TOKENS = "1,2,4,8,16,24,32,48,64,96,128,256,512,1024,2048,4096,8192,16384"
 PROFILE_TOKENS = "1,64,4096"
+MOST_NOISE_PERCENT = 20.0  # two plans that far apart are equal to nobody
 MAX_NAME_BYTES = 255  # of one part of a path, on every usual file system
 
 _LAYER = "Which layer"
 _WHERE = "On which device"
+_MEASURED = "What is measured"
 
 
 def given_path(text: str | Path) -> Path:
@@ -102,6 +104,15 @@ DeviceOpt = Annotated[
         rich_help_panel=_WHERE,
     ),
 ]
+RoutingOpt = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="How tokens choose experts while timed: uniform, zipf[:1.1], hot[:0.5], or a trace, FILE.npz.",
+        show_default=False,
+        rich_help_panel=_MEASURED,
+    ),
+]
 TargetOpt = Annotated[
     str | None,
     typer.Option(
@@ -148,6 +159,20 @@ def parse_budget(seconds: float | None) -> float | None:
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"--budget must be a positive number of seconds, got {seconds}")
     return seconds
+
+
+def parse_noise(percent: float) -> float:
+    """Return the noise as a share of a time.
+
+    Raises:
+        UsageError: not from 0 to 20 percent.
+
+    >>> parse_noise(0.5)
+    0.005
+    """
+    if not 0 <= percent <= MOST_NOISE_PERCENT:  # also refuses NaN
+        raise UsageError(f"--noise must be from 0 to {MOST_NOISE_PERCENT:g} percent, got {percent:g}")
+    return percent / 100
 
 
 def parse_target(name: str | None) -> DeviceInfo | None:

@@ -20,6 +20,7 @@ from moetune.cli.options import (
     HiddenOpt,
     InterOpt,
     ModelOpt,
+    RoutingOpt,
     TargetOpt,
     TopKOpt,
     TpOpt,
@@ -32,6 +33,7 @@ from moetune.cli.options import (
 )
 from moetune.cli.output import out
 from moetune.models.resolve import ShapeRequest
+from moetune.models.routing import parse_routing
 
 
 class PlanSource(Enum):
@@ -60,6 +62,7 @@ def profile(
     weight_format: FormatOpt = None,
     tokens: TokensOpt = PROFILE_TOKENS,
     plan: PlanOpt = PlanSource.TUNED,
+    routing: RoutingOpt = "uniform",
     device: DeviceOpt = 0,
     target: TargetOpt = None,
     json_file: JsonOpt = None,
@@ -77,7 +80,13 @@ def profile(
 
     choice = PlanChoice.BEST if plan is PlanSource.TUNED else PlanChoice.DEFAULT
     request = ProfileRequest(
-        shape=layer.shape, tokens=counts, plan_choice=choice, device_index=device, target=target, command=command_line()
+        shape=layer.shape,
+        tokens=counts,
+        plan_choice=choice,
+        device_index=device,
+        target=target,
+        routing=parse_routing(routing),
+        command=command_line(),
     )
     page = run_profile(request, out.progress)
     out.show(render(page))

@@ -19,6 +19,7 @@ from moetune.cli.options import (
     HiddenOpt,
     InterOpt,
     ModelOpt,
+    RoutingOpt,
     TargetOpt,
     TopKOpt,
     TpOpt,
@@ -27,6 +28,7 @@ from moetune.cli.options import (
     output_dir,
     output_file,
     parse_budget,
+    parse_noise,
     parse_target,
     parse_tokens,
     resolve,
@@ -36,6 +38,7 @@ from moetune.cli.sweep_progress import how_many_ended
 from moetune.cli.target import compile_for_target
 from moetune.errors import UsageError
 from moetune.models.resolve import ShapeRequest
+from moetune.models.routing import parse_routing
 
 if TYPE_CHECKING:
     from moetune.tuning import SweepResult
@@ -56,7 +59,23 @@ BudgetOpt = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Wall time to keep to; none by default.", rich_help_panel=_SEARCH),
 ]
+NoiseOpt = Annotated[
+    float,
+    typer.Option(
+        metavar="PERCENT",
+        help="Difference under which two plans are equal and the simpler one wins.",
+        rich_help_panel=_SEARCH,
+    ),
+]
 FreshOpt = Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.", rich_help_panel=_SEARCH)]
+StrictOpt = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse a GPU that others use or that is too hot, and entries measured on one.",
+        rich_help_panel=_SEARCH,
+    ),
+]
 OutOpt = Annotated[
     Path | None,
     typer.Option(
@@ -99,7 +118,10 @@ def sweep(
     ep: EpOpt = 1,
     weight_format: FormatOpt = None,
     tokens: TokensOpt = SWEEP_TOKENS,
+    routing: RoutingOpt = "uniform",
     budget: BudgetOpt = None,
+    noise: NoiseOpt = 0.5,
+    strict: StrictOpt = False,
     device: DeviceOpt = 0,
     target: TargetOpt = None,
     max_smem: MaxSmemOpt = None,
@@ -119,13 +141,16 @@ def sweep(
     counts, budget_s, absent = parse_tokens(tokens), parse_budget(budget), parse_target(target)
     limits = parse_limits(max_smem, max_registers, structures, space)
     if absent is not None:
-        if out_dir or record:
-            raise UsageError("--target compiles and writes no table; leave --out and --record away")
+        if out_dir or record or routing != "uniform":
+            raise UsageError("--target compiles and writes no table; leave --out, --record and --routing away")
         compile_for_target(layer.shape, absent, counts, budget_s, limits)
         return
     run_sweep(
         shape=layer.shape,
         tokens=counts,
+        routing=parse_routing(routing),
+        noise=parse_noise(noise),
+        strict=strict,
         budget_s=budget_s,
         device_index=device,
         out_dir=output_dir(out_dir),
@@ -167,4 +192,28 @@ def closing_lines(result: SweepResult) -> list[str]:
         lines.append(
             f"No GPU was used: these are recorded trials of the {result.table.device.name} (backend {result.backend})."
         )
-    return [*lines, f"table: {result.table_path}"]
+    return [*lines, *clock_lines(result), f"table: {result.table_path}"]
+
+
+def clock_lines(result: SweepResult) -> list[str]:
+    """Return what the GPU's clocks were while it was timed, and why they were held down; nothing where nobody knows."""
+    clocks = result.clocks
+    if clocks is None:
+        return []
+    at_most = f" of {clocks.sm_max_mhz}" if clocks.sm_max_mhz else ""
+    known = [
+        clocks.sm_mhz and f"SM {_span(clocks.sm_mhz)}{at_most} MHz",
+        clocks.memory_mhz and f"memory {_span(clocks.memory_mhz)} MHz",
+        clocks.temperature_c and f"{_span(clocks.temperature_c)} C",
+        clocks.power_w and f"{_span(clocks.power_w)} W",
+    ]
+    said = ", ".join(filter(None, known))
+    lines = [f"clocks: {said}"] if said else []
+    for reason, counts in result.held_down.items():
+        lines.append(f"{reason} in the finals of {', '.join(map(str, counts))} tokens")
+    return lines
+
+
+def _span(pair: tuple[float, float]) -> str:
+    low, high = (f"{value:.0f}" for value in pair)
+    return low if low == high else f"{low} to {high}"

@@ -22,9 +22,10 @@ from moetune.engine.events import (
     SweepStarted,
     TokenDone,
     TokenFailed,
+    TokenRefused,
     Warned,
 )
-from moetune_kernels.table import span_text
+from moetune_kernels.table import UNIFORM, span_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -97,14 +98,15 @@ def headline(event: Event) -> str | None:
     match event:
         case GpuAwaited(gpu=gpu, holder=holder):
             return f"waiting for {gpu}, which is in use by {holder}"
-        case SweepStarted(backend=backend, device=device, shape=shape, store=store, resumed=resumed):
+        case SweepStarted(backend=backend, device=device, shape=shape, store=store, resumed=resumed, routing=routing):
             known = f", {resumed} trials known from {store}" if resumed else ""
-            return f"{backend}: {shape.key} on {device.name}{known}"
+            routed = "" if routing == UNIFORM else f", {routing} routing"
+            return f"{backend}: {shape.key} on {device.name}{routed}{known}"
         case SpaceReady():
             return "\n".join(space_lines(event))
         case SpaceCompiled():
             return compiled_line(event)
-        case TokenFailed(tokens=tokens, reason=reason):
+        case TokenFailed(tokens=tokens, reason=reason) | TokenRefused(tokens=tokens, reason=reason):
             return f"{span_text(tokens, tokens)}: no entry, {reason}"
         case CountersStarted(entries=entries):
             return f"reading hardware counters of {entries} winners"

@@ -15,6 +15,7 @@ from moetune.engine.events import (
     SweepStarted,
     TokenDone,
     TokenFailed,
+    TokenRefused,
     TokenRevisited,
     TokenStarted,
     TrialEnded,
@@ -115,7 +116,7 @@ class SweepProgress:
             case TokenDone(entry=entry):
                 self._step()
                 self._row(entry.tokens).entry = entry
-            case TokenFailed(tokens=tokens, reason=reason):
+            case TokenFailed(tokens=tokens, reason=reason) | TokenRefused(tokens=tokens, reason=reason):
                 self._step()
                 self._row(tokens).failed = reason
             case _:

@@ -108,7 +108,9 @@ class Backend(Protocol):
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
         """Time whole layers (logits to output) by graph replay, cold L2, interleaved: ``rounds`` samples of each.
 
-        A plan whose last replay left a wrong output is ``Failed(WRONG)``.
+        A live backend leaves the times of each plan in the order of the rounds (``times_us``), so that plans can be
+        compared round by round, and the GPU's clocks meanwhile. A plan whose last replay left a wrong output is
+        ``Failed(WRONG)``.
         """
         ...
 

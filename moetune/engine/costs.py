@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from moetune.engine.backend import Ceilings
 from moetune.engine.budget import CountCost
 from moetune.engine.compose import FEW_FINALISTS, FINALISTS
-from moetune.engine.finals import FIRST_ROUNDS, LAST_PLANS, LAST_ROUNDS, LAST_SECONDS, REROUTED_ROUNDS
+from moetune.engine.finals import FIRST_ROUNDS, LAST_PLANS, REROUTED_ROUNDS
+from moetune.engine.last_heat import FEWEST_ROUNDS, LAST_SECONDS
 from moetune.engine.race import SAFE_ENTRANTS, Pattern, pattern_of
 from moetune_kernels.config import Role
 from moetune_kernels.shape import MoEShape
@@ -20,6 +21,7 @@ LOAD_S = 0.015  # the first launch of a kernel in this process (3 to 25 ms)
 REFERENCE_FLOPS, REFERENCE_BYTES_PER_S = 2e13, 8e11  # float32, expert by expert
 OPENING_S = 0.1  # beside the reference
 SMALL_KERNELS_S, SMALL_KERNEL_ROWS = 1.0, 64  # routing kernels of their own at each small count, up to so many slots
+LAST_ROUNDS = 40  # of the last heat, were all its plans timed equally often: 16 of five plans, then more of fewer
 CAPTURE_S = 5e-3  # one layer's graph
 GATE_UP_SHARE = 0.66  # of a layer's time
 BEST_RATIO, ENTRANT_RATIO = 1.3, 1.9  # over the bound: a finisher's time, and any entrant's
@@ -81,9 +83,9 @@ class Costs:
             down_ending_s=self._ending_s(Role.DOWN, tokens),
             finals_s=small_s
             + reference_s
-            + _finals_s(layer_s, FEW_FINALISTS + 3, LAST_PLANS + 1, LAST_ROUNDS[1])
+            + _finals_s(layer_s, FEW_FINALISTS + 3, LAST_PLANS + 1, LAST_ROUNDS)
             + rerouted_s,
-            least_s=reference_s + _finals_s(layer_s, 3, 3, LAST_ROUNDS[0]) + rerouted_s,
+            least_s=reference_s + _finals_s(layer_s, 3, 3, FEWEST_ROUNDS) + rerouted_s,
             polish_s=sum(self._polish_s(role, tokens, entrants[role]) for role in Role)
             + (FINALISTS - FEW_FINALISTS) * _plan_s(layer_s),
         )
@@ -177,9 +179,8 @@ def _samples_s(kernel_s: float, samples: int) -> float:
 
 def _finals_s(layer_s: float, plans: int, last_plans: int, rounds: int) -> float:
     first_s = plans * _plan_s(layer_s)
-    low, _ = LAST_ROUNDS
     round_s = last_plans * (layer_s + FLUSH_S)
-    last_s = last_plans * (CAPTURE_S + 2 * layer_s) + max(min(rounds * round_s, LAST_SECONDS), low * round_s)
+    last_s = last_plans * (CAPTURE_S + 2 * layer_s) + max(min(rounds * round_s, LAST_SECONDS), FEWEST_ROUNDS * round_s)
     return first_s + last_s + last_plans * (LAYER_CHECK_S + LAYER_RUNS * layer_s)
 
 

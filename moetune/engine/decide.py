@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import hypot, log1p, sqrt
 
+from moetune.engine.paired import gap
 from moetune.outcome import Measured, Source
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
 
 # Identical configs read 1-3% apart in windows that were not interleaved; interleaved rounds leave about half a percent.
-NOISE_FLOOR = 0.005
+NOISE = 0.005
 COMPOSED_FLOOR = 0.03  # sums of cold kernels against a measured layer: launch gaps and a warm L2 are not in them
 TIE_LIMIT = 0.01  # however wide the noise is, a plan 1% behind the best is no equal of it
 # The median's standard error is 1.25 sigma / sqrt(n), and half the 20th to 80th percentile range is 0.84 sigma.
@@ -29,15 +30,29 @@ class Finalist:
     measured: Measured
 
 
-def noise_us(one: Measured, other: Measured) -> float:
-    """Return the difference in microseconds that these two measurements cannot tell from none."""
-    floor = NOISE_FLOOR if one.source is other.source is not Source.COMPOSED else COMPOSED_FLOOR
+def is_faster(one: Measured, other: Measured, noise: float = NOISE) -> bool:
+    """Whether ``one`` is faster than ``other``, surely, and by more than ``noise``, a share of the time.
+
+    Round by round where both were timed in the same rounds, else by their spreads.
+    """
+    found = gap(one.times_us, other.times_us)
+    if found is not None:
+        return found.high < 0 and found.median < -log1p(noise)
+    return other.median_us - one.median_us > noise_us(one, other, noise)
+
+
+def noise_us(one: Measured, other: Measured, noise: float = NOISE) -> float:
+    """Return the difference in microseconds that these two measurements, taken apart, cannot tell from none."""
+    floor = noise if one.source is other.source is not Source.COMPOSED else max(noise, COMPOSED_FLOOR)
     error_us = CONFIDENCE * hypot(_error_us(one), _error_us(other))
     return max(floor * min(one.median_us, other.median_us), error_us)
 
 
 def ranking(
-    finalists: Sequence[Finalist], default: Finalist | None, preferred: Collection[LayerPlan] = ()
+    finalists: Sequence[Finalist],
+    default: Finalist | None,
+    preferred: Collection[LayerPlan] = (),
+    noise: float = NOISE,
 ) -> list[Finalist]:
     """Return all finalists, in the order in which they deserve the entry.
 
@@ -45,34 +60,30 @@ def ranking(
     challenger are ordered by: winner of a neighbouring token count, simpler structure, less work in flight, text.
     """
     if default is None:
-        return _with_ties_broken(sorted(finalists, key=_median_us), preferred)
+        return _with_ties_broken(sorted(finalists, key=_median_us), preferred, noise)
     others = [finalist for finalist in finalists if finalist.plan != default.plan]
-    better = [finalist for finalist in others if _beats(finalist, default)]
-    rest = [finalist for finalist in others if not _beats(finalist, default)]
+    better = [finalist for finalist in others if is_faster(finalist.measured, default.measured, noise)]
+    rest = [finalist for finalist in others if finalist not in better]
     return [
-        *_with_ties_broken(sorted(better, key=_median_us), preferred),
+        *_with_ties_broken(sorted(better, key=_median_us), preferred, noise),
         default,
         *sorted(rest, key=_median_us),
     ]
 
 
-def _beats(finalist: Finalist, default: Finalist) -> bool:
-    gain_us = default.measured.median_us - finalist.measured.median_us
-    return gain_us > noise_us(finalist.measured, default.measured)
-
-
-def _with_ties_broken(ordered: Sequence[Finalist], preferred: Collection[LayerPlan]) -> list[Finalist]:
+def _with_ties_broken(ordered: Sequence[Finalist], preferred: Collection[LayerPlan], noise: float) -> list[Finalist]:
     if not ordered:
         return []
     best = ordered[0]
-    tied = [finalist for finalist in ordered if _ties(finalist, best)]
+    tied = [finalist for finalist in ordered if _ties(finalist, best, noise)]
     tied.sort(key=lambda finalist: (finalist.plan not in preferred, *_plainness(finalist.plan)))
-    return tied + [finalist for finalist in ordered if not _ties(finalist, best)]
+    return tied + [finalist for finalist in ordered if not _ties(finalist, best, noise)]
 
 
-def _ties(finalist: Finalist, best: Finalist) -> bool:
+def _ties(finalist: Finalist, best: Finalist, noise: float) -> bool:
     behind_us = finalist.measured.median_us - best.measured.median_us
-    return behind_us <= min(noise_us(finalist.measured, best.measured), TIE_LIMIT * best.measured.median_us)
+    limit_us = max(TIE_LIMIT, noise) * best.measured.median_us
+    return behind_us <= limit_us and not is_faster(best.measured, finalist.measured, noise)
 
 
 def _plainness(plan: LayerPlan) -> tuple[int, int, str]:
@@ -91,3 +102,12 @@ def _median_us(finalist: Finalist) -> float:
 
 def _error_us(measured: Measured) -> float:
     return SPREAD_TO_ERROR * measured.spread_us / sqrt(max(measured.samples, 1))
+
+
+def distrusted(measured: Measured) -> str | None:
+    """Say why a strict sweep keeps no such time, or None when it does.
+
+    A power cap is no reason: a large card under full load is always at it, in production too.
+    """
+    slowdowns = measured.clocks.slowdowns if measured.clocks is not None else ()
+    return f"the GPU was held down while it was timed ({', '.join(slowdowns)})" if slowdowns else None

@@ -23,7 +23,10 @@ class GpuAwaited:
 
 @dataclass(frozen=True, slots=True)
 class SweepStarted:
-    """The backend is ready. ``backend`` is ``cuda`` or ``replay``; ``resumed`` trials are taken from the store."""
+    """The backend is ready. ``backend`` is ``cuda`` or ``replay``; ``resumed`` trials are taken from the store.
+
+    ``routing`` is how tokens choose experts, as tables spell it.
+    """
 
     backend: str
     device: DeviceInfo
@@ -31,6 +34,7 @@ class SweepStarted:
     tokens: tuple[int, ...]
     store: Path
     resumed: int
+    routing: str = "uniform"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,14 @@ class TokenFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRefused:
+    """One token count was measured in a state that is not trusted, so the table gets no entry of it; and why."""
+
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableWritten:
     """The table on disk holds ``entries`` entries."""
 
@@ -141,6 +153,7 @@ Event = (
     | TrialEnded
     | TokenDone
     | TokenFailed
+    | TokenRefused
     | TableWritten
     | CountersStarted
     | Warned

@@ -8,18 +8,15 @@ from dataclasses import dataclass, field
 
 from moetune.engine.bench import Bench, time_of
 from moetune.engine.budget import Deadline
-from moetune.engine.decide import Finalist, ranking
+from moetune.engine.decide import NOISE, Finalist, ranking
+from moetune.engine.last_heat import FEWEST_ROUNDS, LastHeat
 from moetune.outcome import Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
 from moetune_kernels.plan import LayerPlan
 
-# Rounds are even: the order is reversed every other round, so that a drift of the clocks hits all plans alike.
-FIRST_ROUNDS = 6
-LAST_ROUNDS = (8, 40)
+FIRST_ROUNDS = 6  # even, as in the last heat, and fewer than there
 LAST_PLANS = 4  # beside the default
 REROUTED_ROUNDS = 20  # per routing, of a winner beside the default
-REROUTED_FLOOR = 0.005  # a winner this far behind the default under another routing is none
-LAST_SECONDS = 3.0  # for the last heat, flushes included, when the deadline allows it
-FLUSH_US = 300.0  # writing and reading the flush buffers before each sample (H200)
+REROUTED_FLOOR = 0.005  # a winner this far behind the default under another routing is none; these rounds tell no less
 
 Outcomes = Mapping[LayerPlan, Outcome]
 
@@ -41,6 +38,7 @@ class Finals:
         tokens: the open token count.
         default: the plan that every other has to beat.
         deadline: when the last heat is cut to its minimum.
+        noise: the share of a time under which two plans are equal.
         may_win: whether a plan is inside the user's limits; only the default comes here when it is not, as the baseline.
     """
 
@@ -48,6 +46,7 @@ class Finals:
     tokens: int
     default: LayerPlan
     deadline: Deadline
+    noise: float = NOISE
     may_win: Callable[[LayerPlan], bool] = lambda _: True
     _verdicts: dict[LayerPlan, Failed | None] = field(default_factory=dict[LayerPlan, "Failed | None"])
     _lucky: dict[LayerPlan, Failed] = field(default_factory=dict[LayerPlan, Failed])
@@ -61,8 +60,7 @@ class Finals:
         """
         entrants = list(dict.fromkeys([*plans, self.default]))
         first = self._first_heat(entrants)
-        last_entrants = self._last_entrants(entrants, first)
-        last = self._time(last_entrants, self._rounds(last_entrants, first))
+        last = self._last_heat(self._last_entrants(entrants, first), first, preferred)
         outcomes = {**first, **last}
         right = self._right(self._order(outcomes, last, preferred))
         winner = next((one for one in right if self.may_win(one.plan) and self._holds(one.plan)), None)
@@ -92,22 +90,21 @@ class Finals:
                 self._verdicts[plan] = outcome
         return timed
 
+    def _last_heat(
+        self, entrants: Sequence[LayerPlan], first: Outcomes, preferred: Collection[LayerPlan]
+    ) -> dict[LayerPlan, Outcome]:
+        if self.bench.backend.recorded_plans(self.tokens):
+            return self._time(entrants, FEWEST_ROUNDS)  # all rounds that there are: asking again would count them twice
+        return LastHeat(self._time, self.default, self.deadline, self.noise, preferred).run(entrants, first)
+
     def _last_entrants(self, entrants: Sequence[LayerPlan], first: Outcomes) -> list[LayerPlan]:
         ran = [plan for plan in entrants if isinstance(first[plan], Measured)]
         rivals = [plan for plan in ran if plan != self.default]
-        # Equal in a live sweep; in a replay those that reached the last heat then are timed more often than the others.
-        most = max((_samples(first[plan]) for plan in rivals), default=0)
-        ranked = sorted(
-            (plan for plan in rivals if _samples(first[plan]) == most), key=lambda plan: time_of(first[plan])
-        )
+        # None in a live sweep; in a replay those that reached the last heat then are timed more often than the others.
+        reached = [plan for plan in rivals if _samples(first[plan]) > FIRST_ROUNDS]
+        ranked = sorted(reached or rivals, key=lambda plan: time_of(first[plan]))
         right = itertools.islice(filter(self._verify, ranked), LAST_PLANS)  # a wrong one makes room for the next
         return [*right, *(plan for plan in ran if plan == self.default and self._verify(plan))]
-
-    def _rounds(self, plans: Sequence[LayerPlan], first: Outcomes) -> int:
-        low, high = LAST_ROUNDS
-        round_us = sum(time_of(first[plan]) + FLUSH_US for plan in plans) or FLUSH_US
-        affordable = min(LAST_SECONDS, max(self.deadline.left_s, 0.0)) * 1e6 / round_us
-        return 2 * (int(min(max(affordable, low), high)) // 2)
 
     def _order(self, outcomes: Outcomes, last: Outcomes, preferred: Collection[LayerPlan]) -> list[Finalist]:
         """Return everything that ran in the order of merit; those that missed the last heat come after it."""
@@ -115,7 +112,7 @@ class Finals:
         for plans in ([plan for plan in outcomes if plan in last], [plan for plan in outcomes if plan not in last]):
             timed = [Finalist(plan, outcome) for plan in plans if isinstance(outcome := outcomes[plan], Measured)]
             default = next((one for one in timed if one.plan == self.default and self.may_win(one.plan)), None)
-            found += ranking(timed, default, preferred)
+            found += ranking(timed, default, preferred, self.noise)
         return found
 
     def _right(self, order: Sequence[Finalist]) -> Iterator[Finalist]:
@@ -125,8 +122,8 @@ class Finals:
         """Whether the plan is no slower than the default under other routings too, where it beat it under one."""
         if plan == self.default or not self._is_right(self.default) or not self.may_win(self.default):
             return True
-        for outcomes in self.bench.backend.time_rerouted([plan, self.default], REROUTED_ROUNDS):
-            failed = _behind(*outcomes)
+        for beside in self.bench.backend.time_rerouted([plan, self.default], REROUTED_ROUNDS):
+            failed = _behind(beside[0], beside[1], max(self.noise, REROUTED_FLOOR))
             if failed is not None:
                 self._lucky[plan] = failed
                 return False
@@ -158,11 +155,11 @@ class Finals:
         )
 
 
-def _behind(plan: Outcome, default: Outcome) -> Failed | None:
+def _behind(plan: Outcome, default: Outcome, floor: float) -> Failed | None:
     """Return why the plan lost against the default under another routing, None when it did not or the default failed."""
     if isinstance(plan, Failed):
         return plan
-    if isinstance(default, Failed) or plan.median_us <= (1 + REROUTED_FLOOR) * default.median_us:
+    if isinstance(default, Failed) or plan.median_us <= (1 + floor) * default.median_us:
         return None
     times = f"{plan.median_us:.1f} us against {default.median_us:.1f} us"
     return Failed(FailureKind.SLOW, f"slower than the default plan when other experts are touched: {times}")

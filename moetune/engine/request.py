@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from moetune.engine.decide import NOISE
+from moetune.models.routing import UNIFORM, Routing
+from moetune.outcome import ClockSpan
 from moetune.space import FREE, Limits
 from moetune_kernels.shape import MoEShape
 from moetune_kernels.table import TunedTable
@@ -28,6 +32,9 @@ class SweepRequest:
         command: the command line, for the table.
         record: file for a recording of all trials (``.jsonl.xz``).
         strategy: which search races the candidates.
+        routing: how tokens choose experts while they are timed.
+        noise: the share of a time under which two plans are equal and the simpler one wins.
+        strict: refuse a GPU that others use or that is throttled, and entries that were measured while it was.
         limits: what may win, and so what is tried.
     """
 
@@ -43,6 +50,9 @@ class SweepRequest:
     command: str = "moetune sweep"
     record: Path | None = None
     strategy: str = "staged"
+    routing: Routing = UNIFORM
+    noise: float = NOISE
+    strict: bool = False
     limits: Limits = FREE
 
 
@@ -50,8 +60,9 @@ class SweepRequest:
 class SweepResult:
     """What a sweep left.
 
-    ``failures`` and ``removed`` count trials that failed, and configs that cannot run or are outside the limits, by reason; ``kept`` are the token
-    counts of the table that an earlier sweep measured.
+    ``failures`` and ``removed`` count trials that failed, and configs that cannot run or are outside the limits, by
+    reason; ``kept`` are the token counts of the table that an earlier sweep measured. ``clocks`` are the GPU's while this
+    sweep timed on it, and ``held_down`` the token counts whose finals were timed under each reason that the GPU gave.
     """
 
     table_path: Path
@@ -63,3 +74,5 @@ class SweepResult:
     backend: str
     stopped_early: bool
     kept: tuple[int, ...] = ()
+    clocks: ClockSpan | None = None
+    held_down: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])

@@ -13,6 +13,7 @@ from moetune.engine.budget import Allowance, Budget, Deadline
 from moetune.engine.compose import FEW_FINALISTS, FINALISTS, block_ms, compose
 from moetune.engine.costs import KERNEL_S, Costs
 from moetune.engine.counting import count_winners
+from moetune.engine.decide import NOISE, distrusted
 from moetune.engine.entries import entry_of, with_figures, with_ranges
 from moetune.engine.events import (
     CountersStarted,
@@ -21,6 +22,7 @@ from moetune.engine.events import (
     TableWritten,
     TokenDone,
     TokenFailed,
+    TokenRefused,
     TokenRevisited,
     TokenStarted,
     Warned,
@@ -54,6 +56,8 @@ class Job:
         kernels: how many kernels the first round compiles, both roles together.
         polish: how many neighbours of winners are compiled afterwards, both roles together.
         seed: of the strategies that draw.
+        noise: the share of a time under which two plans are equal.
+        strict: write no entry that was measured while the GPU was held down.
         limits: what may win.
     """
 
@@ -62,6 +66,8 @@ class Job:
     kernels: int
     polish: int
     seed: int = 0
+    noise: float = NOISE
+    strict: bool = False
     limits: Limits = FREE
 
 
@@ -109,6 +115,7 @@ class Session:
     _memory: Memory = field(default_factory=Memory)
     _entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
     _verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
+    _refused: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self._emit = self.ports.emit
@@ -136,6 +143,8 @@ class Session:
             self._one_count(counts[place - 1 :])
         self._look_again()
         if not self._entries:
+            if self._refused:
+                raise RunError(f"no entry is worth keeping: {self._refused[0]}; cool the GPU, or leave --strict away")
             reasons = ", ".join(f"{count} {kind.value}" for kind, count in self._bench.failures.most_common())
             inside = f" inside {self.job.limits.text}" if self.job.limits.any else ""
             raise RunError(
@@ -193,6 +202,11 @@ class Session:
             return
         bound_us = self.backend.bound_us()
         self.ports.journal.record_bound(tokens, bound_us)
+        if self.job.strict and (reason := distrusted(verdict.winner.measured)):
+            self._refused.append(reason)
+            if tokens not in self._entries:  # a second look leaves what the first one found
+                self._emit(TokenRefused(tokens, reason))
+            return
         cost = self._within.cost(verdict, self.ports.default_plan(tokens))
         if cost is not None:
             self._emit(Warned(f"{tokens} tokens: {cost}"))
@@ -215,7 +229,7 @@ class Session:
                 f"{tokens} tokens had no time for a race: the default and neighbouring winners were compared"
             )
         default = self.ports.default_plan(tokens)
-        finals = Finals(self._bench, tokens, default, allowance.deadline, self._within.holds)
+        finals = Finals(self._bench, tokens, default, allowance.deadline, self.job.noise, self._within.holds)
         before = [self._memory.winners[tokens]] if tokens in self._memory.winners else []
         # Where layers are recorded, a sum of kernels has no chance to be measured, and none to be believed before them.
         recorded = [plan for plan in self.backend.recorded_plans(tokens) if self._within.holds(plan)]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
+
+from moetune.outcome import POWER_CAP, SLOW_CLOCK_SHARE, ClockSpan, over_all
 
 # Reasons that lower the clock under load, by NVML's bit; idle and application clocks are no cause for a warning.
 THROTTLE_REASONS = {
-    0x4: "power cap",
+    0x4: POWER_CAP,
     0x8: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-SLOW_CLOCK_SHARE = 0.75  # NVBench discards samples below this share of the nominal clock
+IDLE_BIT = 0x1
+READING_S = 0.5  # NVML takes milliseconds, a screening sample less than one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +56,32 @@ class ClockReading:
         known = {name: value for name, value in asdict(self).items() if value is not None and name != "throttle_bits"}
         return known | ({"throttle": list(self.throttle)} if self.throttle_bits is not None else {})
 
+    def span(self) -> ClockSpan:
+        """Return this one look as a span."""
+        return ClockSpan(
+            sm_mhz=_twice(self.sm_mhz),
+            sm_max_mhz=self.sm_max_mhz,
+            memory_mhz=_twice(self.memory_mhz),
+            temperature_c=_twice(self.temperature_c),
+            power_w=_twice(None if self.power_w is None else round(self.power_w, 1)),
+            throttle=None if self.throttle_bits is None else self.throttle,
+        )
 
-def slowest(readings: list[ClockReading]) -> ClockReading | None:
-    """Return the readings' worst: lowest clocks, most heat and power, every throttle reason seen; None without any.
 
-    >>> slowest([ClockReading(sm_mhz=1980, throttle_bits=0), ClockReading(sm_mhz=1500, throttle_bits=4)]).throttle
-    ('power cap',)
-    """
-    if not readings:
-        return None
-    known = {
-        field.name: [value for reading in readings if (value := getattr(reading, field.name)) is not None]
-        for field in fields(ClockReading)
-    }
-    worst: dict[str, Any] = {name: min(values) for name, values in known.items() if values and name.endswith("_mhz")}
-    worst |= {name: max(values) for name, values in known.items() if values and name in ("temperature_c", "power_w")}
-    if known["throttle_bits"]:
-        bits = 0
-        for value in known["throttle_bits"]:
-            bits |= value
-        worst["throttle_bits"] = bits
-    return ClockReading(**worst)
+def _twice(value: Any) -> Any:
+    return None if value is None else (value, value)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcess:
+    """A process with a CUDA context on the GPU, and the bytes that it holds there, where NVML says."""
+
+    pid: int
+    memory_bytes: int | None
+
+    def __str__(self) -> str:
+        held = "" if self.memory_bytes is None else f" with {self.memory_bytes / (1 << 30):.1f} GiB"
+        return f"process {self.pid}{held}"
 
 
 class Clocks:
@@ -120,12 +131,72 @@ class Clocks:
             throttle_bits=_throttle_bits(nvml, handle),
         )
 
+    def others(self) -> tuple[OtherProcess, ...] | None:
+        """Return the processes that compute on the GPU, this one left out; None where NVML does not say."""
+        nvml, handle = self._nvml, self._handle
+        found = None if handle is None else _or_none(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        if found is None:
+            return None
+        listed = [
+            OtherProcess(process.pid, getattr(process, "usedGpuMemory", None))
+            for process in found
+            if process.pid != os.getpid()
+        ]
+        return tuple(listed)
+
+    def busy_percent(self) -> int | None:
+        """Return the share of the last moments in which a kernel ran; None where NVML does not say."""
+        nvml, handle = self._nvml, self._handle
+        return None if handle is None else _or_none(lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+
     def close(self) -> None:
         """Let go of NVML; safe to call twice."""
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
         self._nvml = self._handle = None
+
+
+class ClockWatch:
+    """Looks at a GPU now and then while it works, and remembers what it saw.
+
+    Args:
+        clocks: who reads.
+        every_s: seconds between two looks.
+        clock: tells the seconds.
+    """
+
+    def __init__(self, clocks: Clocks, every_s: float = READING_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clocks, self._every_s, self._clock = clocks, every_s, clock
+        self._due_s = -inf
+        self._latest = ClockReading()
+        self._since_mark: ClockSpan | None = None
+        self._whole: ClockSpan | None = None
+
+    def look(self) -> ClockReading:
+        """Return the last reading, which is a new one when that was long ago."""
+        if self._clock() >= self._due_s:
+            self._latest = self._clocks.read()
+            self._since_mark = over_all([self._since_mark, self._latest.span()])
+            self._whole = over_all([self._whole, self._latest.span()])
+            self._due_s = self._clock() + self._every_s
+        return self._latest
+
+    def mark(self) -> None:
+        """Begin a span: the next look reads whenever the last one was."""
+        self._since_mark, self._due_s = None, -inf
+
+    def since_mark(self) -> ClockSpan | None:
+        """Return what was seen since the last mark, None when nobody looked."""
+        return self._since_mark
+
+    def whole(self) -> ClockSpan | None:
+        """Return what was seen at all, None when nobody looked."""
+        return self._whole
+
+    def close(self) -> None:
+        """Let go of NVML; safe to call twice."""
+        self._clocks.close()
 
 
 def _throttle_bits(nvml: Any, handle: Any) -> int | None:

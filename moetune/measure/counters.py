@@ -21,6 +21,7 @@ from moetune.measure.counter_names import MetricSet, chip_of, metrics, only_own_
 from moetune.measure.ncu import NcuRun, blocked, explain, run_under_ncu
 from moetune.measure.ncu_csv import LaunchRow, parse
 from moetune.measure.parts import Part
+from moetune.models.routing import UNIFORM, Routing, routing_from_json, routing_to_json
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.plan import LayerPlan
@@ -37,13 +38,14 @@ class CounterJob:
     """One layer to look at: every kernel of ``plan`` at ``tokens`` tokens.
 
     ``resident_experts`` is how many different experts' weights are held when memory is short (expert e reads the
-    weights of ``e % resident_experts``); None holds them all.
+    weights of ``e % resident_experts``); None holds them all. ``routing`` is how the tokens choose experts.
     """
 
     shape: MoEShape
     tokens: int
     plan: LayerPlan
     resident_experts: int | None = None
+    routing: Routing = UNIFORM
 
     def to_json(self) -> dict[str, Any]:
         """Return the job as plain JSON values, the model's expert count included."""
@@ -53,6 +55,7 @@ class CounterJob:
             "tokens": self.tokens,
             "plan": self.plan.to_json(),
             "resident_experts": self.resident_experts,
+            "routing": routing_to_json(self.routing),
         }
 
     @classmethod
@@ -63,6 +66,7 @@ class CounterJob:
             tokens=value["tokens"],
             plan=LayerPlan.from_json(value["plan"]),
             resident_experts=value["resident_experts"],
+            routing=routing_from_json(value["routing"]),
         )
 
 

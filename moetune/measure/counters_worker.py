@@ -18,18 +18,21 @@ import torch.cuda.profiler
 from moetune.measure.counters import CounterJob
 from moetune.measure.faults import failure, is_sticky
 from moetune.measure.inputs import ExpertWeights
-from moetune.measure.parts import layer_parts, resident_weights
+from moetune.measure.parts import SEED, layer_parts, resident_weights
+from moetune.measure.router import Router, router_of
 from moetune.measure.timer import finish
 from moetune_kernels.kernel_call import KernelCall
 
 
-class _WeightCache:
-    """Holds the weights of one shape: jobs of a shape come one after the other."""
+class _JobCache:
+    """Holds the weights and the router of one shape: jobs of a shape come one after the other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._key: Any = None
         self._weights: ExpertWeights | None = None
+        self._router_key: Any = None
+        self._router: Router | None = None
 
     def weights(self, job: CounterJob) -> ExpertWeights:
         """Return the job's weights, made when the last job's do not fit it."""
@@ -40,6 +43,13 @@ class _WeightCache:
             self._weights, self._key = resident_weights(job.shape, job.resident_experts, self._device), key
         return self._weights
 
+    def router(self, job: CounterJob) -> Router:
+        """Return what routes the job's rows as they were when they were timed; a trace is read once."""
+        key = (job.routing, job.shape, job.shape.experts)
+        if self._router is None or key != self._router_key:
+            self._router, self._router_key = router_of(job.routing, job.shape, SEED), key
+        return self._router
+
 
 def run(request: dict[str, Any], notes: IO[str]) -> None:
     """Run all jobs of ``request``, noting each profiled launch.
@@ -49,7 +59,7 @@ def run(request: dict[str, Any], notes: IO[str]) -> None:
     """
     device = torch.device("cuda", request["device_index"])
     torch.cuda.set_device(device)
-    cache = _WeightCache(device)
+    cache = _JobCache(device)
     for index, value in enumerate(request["jobs"]):
         try:
             _run_job(index, CounterJob.from_json(value), cache, notes)
@@ -61,8 +71,8 @@ def run(request: dict[str, Any], notes: IO[str]) -> None:
             _note(notes, {"job": index, "done": True})
 
 
-def _run_job(index: int, job: CounterJob, cache: _WeightCache, notes: IO[str]) -> None:
-    parts = layer_parts(job.shape, job.tokens, job.plan, cache.weights(job))
+def _run_job(index: int, job: CounterJob, cache: _JobCache, notes: IO[str]) -> None:
+    parts = layer_parts(job.shape, job.tokens, job.plan, cache.weights(job), cache.router(job))
     for _, call in parts.calls:
         call.launch()
     finish()

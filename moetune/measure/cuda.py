@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -12,8 +13,9 @@ import torch
 from moetune.engine.backend import Ceilings, LayerFigures
 from moetune.errors import MissingError, RunError
 from moetune.measure.calls import DTYPES, gemm_job
+from moetune.measure.card import CardState, card_state
 from moetune.measure.ceilings import measure_ceilings
-from moetune.measure.clocks import ClockReading, Clocks, slowest
+from moetune.measure.clocks import Clocks, ClockWatch
 from moetune.measure.faults import failure, is_sticky
 from moetune.measure.figures import IssueRate, measured, warp_instructions
 from moetune.measure.gpu_messages import GpuSettings
@@ -30,11 +32,13 @@ from moetune.measure.inputs import (
 from moetune.measure.kernel_compiles import KernelCompiles
 from moetune.measure.odd import OddProblems
 from moetune.measure.open_count import ODD_SEED_OFFSET, OpenCount
+from moetune.measure.router import router_of
 from moetune.measure.sweep_counters import COUNTERS_LIMIT_S, sweep_counters
-from moetune.measure.timer import CapturedLayers, Launch, Replay, Timer, finish, summarize
+from moetune.measure.timer import CapturedLayers, Launch, Replay, Timer, finish
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
-from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome
+from moetune.models.routing import UNIFORM, Routing
+from moetune.outcome import TIME_DIGITS, ClockSpan, Compiled, Failed, FailureKind, Figure, Measured, Outcome, summarize
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.kernel_call import launch_all
@@ -42,7 +46,6 @@ from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
 SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to time well
-CLOCK_READING_S = 0.5  # NVML takes milliseconds, a screening sample less than one
 
 NOT_TIMED = Failed(FailureKind.LAUNCH, "not timed: another plan of the same round stopped the GPU")
 Value = TypeVar("Value")
@@ -59,20 +62,25 @@ class CudaTrials:
         shape: the layer; bf16 or fp16 weights.
         device_index: the CUDA device, as torch counts it.
         seed: of weights and rows.
+        routing: how the rows choose experts.
 
     Raises:
         MissingError: torch sees no CUDA device.
+        UsageError: the routing is a trace that cannot be used for this layer.
     """
 
-    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0) -> None:
+    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0, routing: Routing = UNIFORM) -> None:
         if not torch.cuda.is_available():
             raise MissingError("no CUDA GPU in this machine; `moetune doctor` says what works without one")
         self._info = device_info(device_index)
         self._shape, self._index, self._seed = shape, device_index, seed
+        self._routing, self._router = routing, router_of(routing, shape, seed)
         self._device = torch.device("cuda", device_index)
+        with closing(Clocks.of_device(device_index)) as clocks:
+            self._card = card_state(clocks)  # before the next line puts a context of our own on the GPU
         torch.cuda.set_device(self._device)
         torch.set_float32_matmul_precision("highest")  # the references are float32, never TF32
-        self._clocks, self._readings, self._read_at = Clocks.of_device(device_index), list[ClockReading](), 0.0
+        self._watch = ClockWatch(Clocks.of_device(device_index))
         self._timer = Timer(self._device, self._info.l2_bytes)
         self._side_stream = torch.cuda.Stream(self._device)  # graphs cannot be captured on the default stream
         self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
@@ -86,6 +94,10 @@ class CudaTrials:
     def device(self) -> DeviceInfo:
         """The GPU that answers."""
         return self._info
+
+    def card(self) -> CardState:
+        """Return what else ran on the GPU, and whether it was throttled, before this process used it."""
+        return self._card
 
     @property
     def lost(self) -> Failed | None:
@@ -127,9 +139,9 @@ class CudaTrials:
         if no_room is not None:
             return no_room
         seed = rows_seed(self._seed, tokens)
-        truth = kernel_truth(self._shape, weights, make_rows(self._shape, tokens, self._device, seed))
+        truth = kernel_truth(self._shape, weights, make_rows(self._shape, tokens, self._device, seed, self._router))
         self._odd = self._odd or OddProblems(self._shape, weights, self._seed + ODD_SEED_OFFSET)
-        self._open = OpenCount(self._shape, weights, truth, seed, self._odd)
+        self._open = OpenCount(self._shape, weights, truth, seed, self._odd, self._router)
         finish()
         return self._open
 
@@ -255,9 +267,11 @@ class CudaTrials:
         return outcomes
 
     def _rounds(self, replays: Sequence[Replay], rounds: int) -> list[list[float]]:
+        """Time graphs against each other over poisoned outputs, and look at the clocks while they run."""
         for replay in replays:
             replay.output.fill_(float("nan"))
-        return self._timer.rounds(replays, rounds)
+        self._watch.mark()
+        return self._timer.rounds(replays, rounds, self._watch.look)
 
     def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed
@@ -265,25 +279,29 @@ class CudaTrials:
         return self._answer(lambda: graphs.capture(self._now_open.layer(plan, logits)))
 
     def _layer_outcome(self, plan: LayerPlan, times_us: list[float]) -> Outcome:
-        sample = summarize(times_us)
+        rounds_us = tuple(
+            round(time_us, TIME_DIGITS) for time_us in times_us
+        )  # as they are stored, so replays decide alike
+        sample = summarize(rounds_us)
         parts = [self._instructions(role, plan.config(role)) for role in Role]
         known = [part for part in parts if part is not None]
         total = sum(known) if len(known) == len(parts) else None
         note = "the two GEMMs' instructions; routing and combine are not counted" if total is not None else None
         issue = self._issue_rate().efficiency(total, sample.median_us, note)
-        return measured(sample, self._layer_work(), issue)
+        timed = measured(sample, self._layer_work(), issue)
+        return replace(timed, times_us=rounds_us, clocks=self._watch.since_mark())
 
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
         """Compare the whole layer with the reference on rows of another seed and on odd routings."""
         return self._answer(lambda: self._now_open.verify_layer(plan))
 
-    def clocks(self) -> ClockReading | None:
-        """Return the worst clocks, heat and power seen while timing; None before the first reading."""
-        return slowest(self._readings)
+    def clocks(self) -> ClockSpan | None:
+        """Return the clocks, heat and power seen while timing, lowest and highest; None before the first look."""
+        return self._watch.whole()
 
     def close(self) -> None:
         """Free the GPU's memory; safe to call twice."""
-        self._clocks.close()
+        self._watch.close()
         if self._lost is None:
             self._release()
 
@@ -302,10 +320,7 @@ class CudaTrials:
 
     def _issue_rate(self) -> IssueRate:
         """Return the rate at the SM clock that NVML gave last, while timing, or at the nominal boost clock."""
-        if time.monotonic() - self._read_at > CLOCK_READING_S:
-            self._readings.append(self._clocks.read())
-            self._read_at = time.monotonic()
-        sm_mhz, peaks = self._readings[-1].sm_mhz, nominal_peaks(self._info)
+        sm_mhz, peaks = self._watch.look().sm_mhz, nominal_peaks(self._info)
         clock_hz = sm_mhz * 1e6 if sm_mhz else (peaks.sm_clock_hz if peaks else None)
         return IssueRate(self._info.sm_count, clock_hz)
 
@@ -352,14 +367,24 @@ class CudaBackend(CudaTrials):
         shape: the layer; bf16 or fp16 weights.
         device_index: the CUDA device, as torch counts it.
         seed: of weights and rows.
+        routing: how the rows choose experts.
         workers: compile processes; one less than the cores when None.
 
     Raises:
         MissingError: torch sees no CUDA device.
+        UsageError: the routing is a trace that cannot be used for this layer.
     """
 
-    def __init__(self, shape: MoEShape, device_index: int = 0, *, seed: int = 0, workers: int | None = None) -> None:
-        super().__init__(shape, device_index, seed=seed)
+    def __init__(
+        self,
+        shape: MoEShape,
+        device_index: int = 0,
+        *,
+        seed: int = 0,
+        routing: Routing = UNIFORM,
+        workers: int | None = None,
+    ) -> None:
+        super().__init__(shape, device_index, seed=seed, routing=routing)
         self._compiles = KernelCompiles(shape, workers)
 
     @property
@@ -397,7 +422,7 @@ class CudaBackend(CudaTrials):
         if not plans:
             return {}
         self._release()
-        return sweep_counters(self._shape, plans, self._info, self._index, limit_s)
+        return sweep_counters(self._shape, plans, self._info, self._index, limit_s, self._routing)
 
     def close(self) -> None:
         """End the compile processes and free the GPU's memory; safe to call twice."""
@@ -407,7 +432,7 @@ class CudaBackend(CudaTrials):
 
 def open_trials(settings: GpuSettings) -> CudaTrials:
     """Return the trials of ``settings``: what a GPU process is started with."""
-    return CudaTrials(settings.shape, settings.device_index, seed=settings.seed)
+    return CudaTrials(settings.shape, settings.device_index, seed=settings.seed, routing=settings.routing)
 
 
 def _without_figures(times_us: list[float]) -> Measured:

@@ -14,6 +14,7 @@ from typing import Any
 
 from moetune.engine.backend import Ceilings
 from moetune.errors import MoetuneError
+from moetune.models.routing import UNIFORM, Routing
 from moetune.outcome import Compiled, Failed
 from moetune_kernels import __version__
 from moetune_kernels.config import MoEKernelConfig, Role
@@ -28,11 +29,12 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSettings:
-    """What the trials of one sweep are made from: the layer, the device as torch counts it, the seed of all inputs."""
+    """What the trials of one sweep are made from: the layer, the device as torch counts it, and all inputs' seed and routing."""
 
     shape: MoEShape
     device_index: int = 0
     seed: int = 0
+    routing: Routing = UNIFORM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import torch
 
 from moetune.measure.calls import DTYPES
 from moetune.measure.guarded import GUARD_ROWS
+from moetune.measure.router import Router, UniformRouter
 from moetune.models.roofline import total_experts
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.down import down_reference
@@ -27,7 +28,8 @@ from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 SPARE_BYTES = 2 << 30  # flush buffers, odd problems, CUDA's own; the float32 copies of one expert are counted apart
 DRAWS = 32
 ROUTINGS = 6  # of 2 of 8 experts and 4 tokens, draws touch 3 to 8: a plan can win at 5 and lose at 6 (H200)
-SURELY_ALL = 16  # slots per expert at which one expert in ten million stays untouched
+SURELY_ALL = 16  # slots of the least used expert at which it stays untouched once in ten million draws
+LOST_AMONG_OTHERS = 128  # slots per expert at which one that is touched or not is no matter, however rare it is
 _FLOAT32_BYTES = 4
 
 
@@ -129,26 +131,28 @@ def rows_seed(seed: int, tokens: int) -> int:
     return seed * 1_000_033 + tokens
 
 
-def make_rows(shape: MoEShape, tokens: int, device: torch.device, seed: int) -> Rows:
-    """Make x and logits; normal logits route uniformly at random."""
+def make_rows(shape: MoEShape, tokens: int, device: torch.device, seed: int, router: Router | None = None) -> Rows:
+    """Make x and logits; without a ``router`` they route uniformly at random."""
     generator = torch.Generator(device).manual_seed(seed)
     dtype = DTYPES[shape.format]
     x = torch.randn((tokens, shape.hidden), dtype=dtype, device=device, generator=generator)
-    logits = torch.randn((tokens, total_experts(shape)), dtype=dtype, device=device, generator=generator)
-    return Rows(x, logits)
+    return Rows(x, (router or UniformRouter(total_experts(shape))).logits(tokens, generator, dtype))
 
 
-def other_routings(shape: MoEShape, tokens: int, device: torch.device, seed: int) -> list[torch.Tensor]:
+def other_routings(
+    shape: MoEShape, tokens: int, device: torch.device, seed: int, router: Router | None = None
+) -> list[torch.Tensor]:
     """Return router logits [T, E_total] that touch other numbers of local experts: the fewest, the most, some between.
 
     How many experts a few tokens touch is luck, and it decides how many bytes and tiles there are. One of each number
-    that ``DRAWS`` draws touch, ``ROUTINGS`` at most; none where all draws touch as many.
+    that ``DRAWS`` draws of the same distribution touch, ``ROUTINGS`` at most; none where all draws touch as many.
     """
-    if tokens * shape.top_k >= SURELY_ALL * total_experts(shape):
+    router = router or UniformRouter(total_experts(shape))
+    slots = tokens * shape.top_k
+    if slots >= min(SURELY_ALL / router.rarest_share, LOST_AMONG_OTHERS * total_experts(shape)):
         return []
     generator, dtype = torch.Generator(device).manual_seed(seed), DTYPES[shape.format]
-    size = (tokens, total_experts(shape))
-    draws = [torch.randn(size, dtype=dtype, device=device, generator=generator) for _ in range(DRAWS)]
+    draws = (router.logits(tokens, generator, dtype) for _ in range(DRAWS))
     by_touched = {_touched(logits, shape): logits for logits in draws}
     counts = sorted(by_touched)
     chosen = min(len(counts), ROUTINGS)

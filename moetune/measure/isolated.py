@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 from moetune.engine.backend import Ceilings, LayerFigures
-from moetune.measure.clocks import ClockReading, slowest
+from moetune.measure.card import CardState
 from moetune.measure.gpu_messages import GpuSettings, Start
 from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, RespawningGpu, gone
 from moetune.measure.isolated_limits import Limits, TimeLimits
 from moetune.measure.strikes import Strikes
-from moetune.outcome import Compiled, Failed, Outcome
+from moetune.outcome import ClockSpan, Compiled, Failed, Outcome, over_all
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
@@ -67,7 +67,7 @@ class IsolatedBackend:
     ) -> None:
         self._settings, self._compiles = settings, compiles
         self._strikes = Strikes()
-        self._readings: dict[int, ClockReading] = {}  # the worst of each process, by its id
+        self._readings: dict[int, ClockSpan] = {}  # what each process saw, by its id
         try:
             self._gpu = RespawningGpu(Start(factory=factory, settings=settings), limits or TimeLimits(settings.shape))
         except BaseException:
@@ -175,12 +175,17 @@ class IsolatedBackend:
             return {}
         self._note_clocks()
         self._gpu.end()
-        return sweep_counters(self.shape, plans, self.device, self._settings.device_index, limit_s)
+        settings = self._settings
+        return sweep_counters(self.shape, plans, self.device, settings.device_index, limit_s, settings.routing)
 
-    def clocks(self) -> ClockReading | None:
-        """Return the worst clocks, heat and power seen while timing; None before the first reading."""
+    def card(self) -> CardState | None:
+        """Return what else ran on the GPU, and whether it was throttled, before this sweep used it; ask it first."""
+        return self._gpu.ask("card").value
+
+    def clocks(self) -> ClockSpan | None:
+        """Return the clocks, heat and power seen while timing, lowest and highest; None before the first look."""
         self._note_clocks()
-        return slowest(list(self._readings.values()))
+        return over_all(self._readings.values())
 
     def close(self) -> None:
         """End the GPU process, at once, and the compile processes; safe to call twice."""

@@ -20,6 +20,7 @@ from moetune.measure.inputs import (
 )
 from moetune.measure.odd import OddProblems
 from moetune.measure.problem import Calls, Problem, run_layer
+from moetune.measure.router import Router
 from moetune.measure.timer import Launch
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.combine import combine_reference
@@ -57,6 +58,7 @@ class OpenCount:
         truth: inputs and float32 outputs of both GEMMs.
         seed: of the rows.
         odd: the problems that all token counts share; made for this one alone when None.
+        router: what routed the rows, and routes all others but the odd ones; uniform when None.
     """
 
     shape: MoEShape
@@ -64,6 +66,7 @@ class OpenCount:
     truth: KernelTruth
     seed: int
     odd: OddProblems | None = None
+    router: Router | None = None
     _other: Problem | None = None
     _other_layer: tuple[Rows, torch.Tensor] | None = None
     _layer_want: torch.Tensor | None = None
@@ -120,8 +123,8 @@ class OpenCount:
     def other_routings(self) -> list[torch.Tensor]:
         """Return router logits that touch fewer or more experts than most draws do, made on first use."""
         if self._routings is None:
-            x = self.truth.rows.x
-            self._routings = other_routings(self.shape, self.tokens, x.device, self.seed + ROUTING_SEED_OFFSET)
+            device, seed = self.truth.rows.x.device, self.seed + ROUTING_SEED_OFFSET
+            self._routings = other_routings(self.shape, self.tokens, device, seed, self.router)
         return self._routings
 
     # before timing
@@ -182,7 +185,8 @@ class OpenCount:
         return None if problem is None else Failed(FailureKind.WRONG, f"layer: another seed: {problem}")
 
     def _other_rows(self) -> Rows:
-        return make_rows(self.shape, self.tokens, self.truth.rows.x.device, self.seed + OTHER_SEED_OFFSET)
+        device, seed = self.truth.rows.x.device, self.seed + OTHER_SEED_OFFSET
+        return make_rows(self.shape, self.tokens, device, seed, self.router)
 
     def _poison_free_memory(self) -> None:
         """Fill the blocks that torch will hand to the layer for h, y and its output with NaN."""

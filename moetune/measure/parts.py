@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from moetune.measure.inputs import ExpertWeights, Rows
+    from moetune.measure.router import Router
     from moetune_kernels.kernel_call import KernelCall
     from moetune_kernels.permute.order import SlotOrder
     from moetune_kernels.plan import LayerPlan
@@ -63,7 +64,9 @@ def resident_weights(shape: MoEShape, resident: int | None, device: torch.device
     return make_weights(replace(shape, local_experts=held, experts=total), device, SEED)
 
 
-def layer_parts(shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWeights) -> LayerParts:
+def layer_parts(
+    shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWeights, router: Router | None = None
+) -> LayerParts:
     """Make a layer's inputs and what lies between its kernels, route once, and return every launch.
 
     Routing runs here, because the row blocks of the GEMMs depend on it. Each launch may then be repeated in any order:
@@ -76,6 +79,7 @@ def layer_parts(shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWe
         plan: the launch choices.
         weights: on one CUDA device that is current; fewer experts than the layer has are shared, expert e reading the
             weights of ``e % len(w2)``.
+        router: how the rows choose experts, its popular ones those of ``SEED``; uniformly when None.
     """
     import torch
 
@@ -88,7 +92,7 @@ def layer_parts(shape: MoEShape, tokens: int, plan: LayerPlan, weights: ExpertWe
     from moetune_kernels.permute.order import SlotOrder
 
     device, experts = weights.w2.device, shape.local_experts
-    rows = make_rows(shape, tokens, device, rows_seed(SEED, tokens))
+    rows = make_rows(shape, tokens, device, rows_seed(SEED, tokens), router)
     topk_weights = torch.empty((tokens, shape.top_k), dtype=torch.float32, device=device)
     topk_ids = torch.empty((tokens, shape.top_k), dtype=torch.int32, device=device)
     order = SlotOrder.empty(topk_ids.numel(), experts, plan.block_m, device)

@@ -8,7 +8,6 @@ launch is queued long before the GPU gets to it: host time is not in the figure.
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,46 +16,20 @@ from typing import Any
 
 import torch
 
+from moetune.outcome import Sample, summarize
+
 FLUSH_WRITE_BYTES = 512 << 20
 FLUSH_READ_L2S = 2
 MIN_FLUSH_READ_BYTES = 64 << 20
 WAIT_LIMIT_S = 30.0  # the slowest layer takes tens of milliseconds; a kernel that deadlocks never ends
 _SPIN_S = 0.002
 _SLEEP_S = 0.0002
-_LOW, _HIGH = 0.2, 0.8
 
 Launch = Callable[[], object]
 
 
 class DeviceHungError(Exception):
     """The GPU did not finish in time; nothing more can be run in this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Median of repeated times, and half the range between their 20th and 80th percentile; microseconds."""
-
-    median_us: float
-    spread_us: float
-    count: int
-
-
-def summarize(times_us: Sequence[float]) -> Sample:
-    """Summarise at least one time.
-
-    >>> summarize([1.0, 2.0, 3.0, 4.0, 100.0])
-    Sample(median_us=3.0, spread_us=10.6, count=5)
-    """
-    ordered = sorted(times_us)
-    half_range = (_quantile(ordered, _HIGH) - _quantile(ordered, _LOW)) / 2
-    return Sample(statistics.median(ordered), round(half_range, 4), len(ordered))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def round_order(count: int, turn: int) -> list[int]:
@@ -101,8 +74,15 @@ class Timer:
         (times,) = self.rounds([launch], samples)
         return summarize(times)
 
-    def rounds(self, launches: Sequence[Launch], count: int) -> list[list[float]]:
+    def rounds(
+        self, launches: Sequence[Launch], count: int, meanwhile: Callable[[], object] | None = None
+    ) -> list[list[float]]:
         """Time every launch ``count`` times, interleaved, forward and reverse by turns.
+
+        Args:
+            launches: what to time.
+            count: samples of each.
+            meanwhile: called when all is queued, and again and again until the GPU is done.
 
         Returns:
             One list of microseconds per launch.
@@ -121,18 +101,22 @@ class Timer:
                 end.record()
                 marks[index].append((start, end))
         last.record()
-        wait(last)
+        wait(last, meanwhile=meanwhile)
         return [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in marks]
 
 
-def wait(event: torch.cuda.Event, limit_s: float = WAIT_LIMIT_S) -> None:
-    """Wait for a recorded event, but not for ever.
+def wait(event: torch.cuda.Event, limit_s: float = WAIT_LIMIT_S, meanwhile: Callable[[], object] | None = None) -> None:
+    """Wait for a recorded event, but not for ever; ``meanwhile`` is called at least once.
 
     Raises:
         DeviceHungError: the event has not come after ``limit_s``.
     """
     begin = time.monotonic()
+    if meanwhile is not None:
+        meanwhile()
     while not event.query():
+        if meanwhile is not None:
+            meanwhile()
         waited = time.monotonic() - begin
         if waited > limit_s:
             raise DeviceHungError(f"the GPU did not finish within {limit_s:g} s")

@@ -15,10 +15,12 @@ from moetune.measure.counters import CounterJob, CountersByJob, read_counters
 from moetune.measure.faults import failure
 from moetune.measure.inputs import ExpertWeights
 from moetune.measure.ncu import UNLOCK, Blocked, blocked
-from moetune.measure.parts import LayerParts, Part, layer_parts, resident_weights
-from moetune.measure.timer import CapturedLayers, Launch, Timer, summarize
+from moetune.measure.parts import SEED, LayerParts, Part, layer_parts, resident_weights
+from moetune.measure.router import Router, router_of
+from moetune.measure.timer import CapturedLayers, Launch, Timer
 from moetune.models.roofline import nominal_peaks, total_experts
-from moetune.outcome import Compiled, Failed
+from moetune.models.routing import UNIFORM
+from moetune.outcome import Compiled, Failed, summarize
 from moetune.profiling.analytical import ROLES, Load
 from moetune.profiling.assemble import Timed, assemble
 from moetune.profiling.memory import resident_experts, sharing_note
@@ -46,6 +48,7 @@ def live_profile(request: ProfileRequest, tell: Tell) -> LayerProfile:
     Raises:
         MissingError: no room for even one expert.
         RunError: a kernel failed.
+        UsageError: the routing is a trace that cannot be used for this layer.
     """
     device = device_info(request.device_index)
     plans = choose_plans(request, device)
@@ -53,15 +56,18 @@ def live_profile(request: ProfileRequest, tell: Tell) -> LayerProfile:
     torch.cuda.set_device(place)
     free, _ = torch.cuda.mem_get_info(place)
     resident = resident_experts(request.shape, max(request.tokens), free)
+    router = router_of(request.routing, request.shape, SEED)
     try:
-        ceilings, timed = _time_all(request.shape, plans, resident, device, tell)
+        ceilings, timed = _time_all((request.shape, router), plans, resident, device, tell)
     except RunError:
         raise
     except Exception as error:
         raise RunError(f"the profile stopped: {failure(error).reason}") from error
-    jobs = [_job(request.shape, chosen, resident) for chosen in plans]
+    jobs = [_job(request, chosen, resident) for chosen in plans]
     counters, without = _count(jobs, request.device_index, tell)
     notes = [sharing_note(request.shape, resident), *(reading.clocks.warning for reading in timed)]
+    if request.routing != UNIFORM:
+        notes.append(f"tokens choose experts by {request.routing.text} routing")
     return LayerProfile(
         shape=request.shape,
         device=device,
@@ -77,9 +83,10 @@ def live_profile(request: ProfileRequest, tell: Tell) -> LayerProfile:
 
 
 def _time_all(
-    shape: MoEShape, plans: Sequence[Chosen], resident: int, device: DeviceInfo, tell: Tell
+    routed: tuple[MoEShape, Router], plans: Sequence[Chosen], resident: int, device: DeviceInfo, tell: Tell
 ) -> tuple[Ceilings, list[Timed]]:
     """Measure the ceilings and time every token count; on return nothing of it is left on the GPU."""
+    shape, _ = routed
     place = torch.device("cuda", torch.cuda.current_device())
     peaks = nominal_peaks(device)
     timer, clocks = Timer(place, device.l2_bytes), Clocks.of_device(place.index)
@@ -92,7 +99,7 @@ def _time_all(
         timed = []
         for chosen in plans:
             tell(f"timing {chosen.tokens} tokens")
-            timed.append(_time_one(shape, chosen, weights, (timer, clocks), device))
+            timed.append(_time_one(routed, chosen, weights, (timer, clocks), device))
             torch.cuda.empty_cache()
         del weights
     finally:
@@ -111,11 +118,16 @@ def _time_all(
 
 
 def _time_one(
-    shape: MoEShape, chosen: Chosen, weights: ExpertWeights, tools: tuple[Timer, Clocks], device: DeviceInfo
+    routed: tuple[MoEShape, Router],
+    chosen: Chosen,
+    weights: ExpertWeights,
+    tools: tuple[Timer, Clocks],
+    device: DeviceInfo,
 ) -> Timed:
     """Capture each part, and the whole layer where it can run, as CUDA graphs, and time them interleaved."""
     timer, clocks = tools
-    parts = layer_parts(shape, chosen.tokens, chosen.plan, weights)
+    shape, router = routed
+    parts = layer_parts(shape, chosen.tokens, chosen.plan, weights, router)
     launch_all(tuple(call for _, call in parts.calls))
     graphs = CapturedLayers(torch.cuda.Stream())
     try:
@@ -166,9 +178,15 @@ def _reports(shape: MoEShape, parts: LayerParts, plan: LayerPlan, device: Device
     return found
 
 
-def _job(shape: MoEShape, chosen: Chosen, resident: int) -> CounterJob:
-    shared = None if resident == shape.local_experts else resident
-    return CounterJob(shape=shape, tokens=chosen.tokens, plan=chosen.plan, resident_experts=shared)
+def _job(request: ProfileRequest, chosen: Chosen, resident: int) -> CounterJob:
+    shared = None if resident == request.shape.local_experts else resident
+    return CounterJob(
+        shape=request.shape,
+        tokens=chosen.tokens,
+        plan=chosen.plan,
+        resident_experts=shared,
+        routing=request.routing,
+    )
 
 
 def _count(jobs: Sequence[CounterJob], device_index: int, tell: Tell) -> tuple[CountersByJob, Blocked | None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from enum import Enum
 
 from moetune.errors import UsageError
+from moetune.models.routing import UNIFORM, Routing, why_not_of
 from moetune_kernels.device import TARGETS
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MAX_TOKENS, MoEShape
@@ -33,10 +35,11 @@ class ProfileRequest:
         device_index: CUDA device, as torch counts it.
         target: a name in ``TARGETS`` (``sm_90``): the analytical page of that device, whatever GPU is here. None
             profiles the GPU, or without one shows the page of an H200.
+        routing: how tokens choose experts while they are timed; an analytical page assumes uniform routing.
         command: the command line that asks for this page, printed on it; made up from the shape when empty.
 
     Raises:
-        UsageError: a token count or target that does not exist.
+        UsageError: a token count or target that does not exist, or a routing that this layer or page cannot have.
     """
 
     shape: MoEShape = DEFAULT_SHAPE
@@ -44,6 +47,7 @@ class ProfileRequest:
     plan_choice: PlanChoice | LayerPlan = PlanChoice.BEST
     device_index: int = 0
     target: str | None = None
+    routing: Routing = UNIFORM
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -54,6 +58,11 @@ class ProfileRequest:
                 raise UsageError(f"token counts must be whole numbers from 1 to {MAX_TOKENS}, got {count!r}")
         if self.target is not None and self.target not in TARGETS:
             raise UsageError(f"target must be one of {', '.join(TARGETS)}, got {self.target!r}")
+        if self.target is not None and self.routing != UNIFORM:
+            raise UsageError("the page of a target assumes uniform routing; leave --routing or --target away")
+        reason = why_not_of(self.routing, self.shape)
+        if reason is not None:
+            raise UsageError(reason)
         if not self.shape.format.is_dense16:
             raise UsageError(f"the kernels run bf16 and fp16 weights so far, not {self.shape.format.value}")
         object.__setattr__(self, "tokens", tuple(dict.fromkeys(self.tokens)))
@@ -70,6 +79,8 @@ class ProfileRequest:
             flags.append(f"--format {shape.format.value}")
         if self.target is not None:
             flags.append(f"--target {self.target}")
+        if self.routing != UNIFORM:
+            flags.append(f"--routing {shlex.quote(self.routing.option)}")
         if experts != shape.local_experts:
             flags.append(f"--ep {experts // shape.local_experts}")
         return "moetune profile " + " ".join(flags)

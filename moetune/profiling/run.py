@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moetune.errors import MissingError
+from moetune.models.routing import UNIFORM
 from moetune.profiling.page import LayerProfile
 from moetune.profiling.request import DEFAULT_TARGET, ProfileRequest
 from moetune_kernels.device import TARGETS
@@ -20,7 +22,7 @@ def profile(request: ProfileRequest, tell: Callable[[str], None] | None = None) 
         The page. ``measured`` is False where nothing ran: for a named target, or without a GPU.
 
     Raises:
-        MissingError: the GPU has no room for even one expert.
+        MissingError: the GPU has no room for even one expert, or another than uniform routing was asked without a GPU.
         RunError: a kernel failed.
         UnsupportedDeviceError: no such device index.
     """
@@ -34,6 +36,8 @@ def profile(request: ProfileRequest, tell: Callable[[str], None] | None = None) 
     import torch
 
     if not torch.cuda.is_available():
+        if request.routing != UNIFORM:
+            raise MissingError("no GPU here, and the page without one assumes uniform routing; leave --routing away")
         name = TARGETS[DEFAULT_TARGET].name
         note = f"no GPU here: the page of {name} instead; --target names another of {', '.join(TARGETS)}"
         return analytical_profile(request, DEFAULT_TARGET, note)

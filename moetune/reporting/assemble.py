@@ -38,6 +38,7 @@ def assemble(located: Located, trials: TrialSet | None, taken: set[str]) -> Sect
         faults=table.faults,
         points=tuple(_point(table, entry, measured or nominal) for entry in table.entries.values()),
         trials=trials,
+        routing=table.routing,
     )
 
 

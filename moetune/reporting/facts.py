@@ -14,6 +14,7 @@ from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
+from moetune_kernels.table import UNIFORM
 
 BOUND_SHARE = 0.8  # at or above this share of a ceiling a kernel is bound by it (ncu's speed-of-light rule)
 LATENCY_SHARE = 0.6  # under this share of both ceilings neither explains the time (the same rule)
@@ -130,9 +131,11 @@ class Section:
     faults: tuple[str, ...]
     points: tuple[Point, ...]
     trials: TrialSet | None = None
+    routing: str = UNIFORM
 
     @property
     def title(self) -> str:
-        """Device and shape in one line, and what answered where it was no measurement: pictures travel alone."""
+        """Device, shape, and whatever else is out of the ordinary, in one line: pictures travel alone."""
+        routed = "" if self.routing == UNIFORM else f" · {self.routing[:40]} routing"
         unmeasured = "" if self.backend == "cuda" else f" · {self.backend}"
-        return f"{self.device.name} · {self.shape.key}{unmeasured}"
+        return f"{self.device.name} · {self.shape.key}{routed}{unmeasured}"

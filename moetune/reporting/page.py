@@ -127,6 +127,7 @@ def _card(section: Section) -> list[tuple[str, str]]:
             f"H {shape.hidden:,}, I {shape.inter:,}, {counted(shape.local_experts, 'expert')}, top {shape.top_k}",
         ),
         ("Weights, activation", f"{shape.format.value}, {shape.activation.value}"),
+        ("Routing", short(section.routing)),
         ("Driver", section.driver),
         ("torch, triton", f"{section.torch}, {section.triton}"),
         ("Kernels", f"{section.kernels_version}, {section.kernels_sha256[:12]}"),

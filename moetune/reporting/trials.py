@@ -66,7 +66,7 @@ def _noted(notes: list[str]) -> Iterator[None]:
 
 def _stored(table: TunedTable, path: Path) -> TrialSet | None:
     with Store.to_read(path) as store:
-        rows = store.rows(table.shape, table.device, table.backend)
+        rows = [row for row in store.rows(table.shape, table.device, table.backend) if row.routing == table.routing]
     if not rows:
         return None
     newest = _versions(rows[-1])
@@ -77,7 +77,7 @@ def _stored(table: TunedTable, path: Path) -> TrialSet | None:
 def _recorded(table: TunedTable, path: Path) -> TrialSet | None:
     recording = load_recording(path)
     made_for = recording.provenance
-    if (made_for.shape, made_for.device) != (table.shape, table.device):
+    if (made_for.shape, made_for.device, made_for.routing) != (table.shape, table.device, table.routing):
         return None
     return TrialSet(
         trials=recording.trials, origin=f"the recording {path.name}, measured {moment(recording.measured_at)}"

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from math import isfinite
 from typing import Any, cast
 
-from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
+from moetune.outcome import (
+    TIME_DIGITS,
+    ClockSpan,
+    Compiled,
+    Failed,
+    FailureKind,
+    Figure,
+    Measured,
+    Outcome,
+    Source,
+    Stage,
+    Subject,
+    Trial,
+)
 from moetune_kernels.config import MoEKernelConfig
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MAX_TOKENS
@@ -17,6 +31,10 @@ Choice = MoEKernelConfig | LayerPlan | int
 
 MAX_TEXT = 2000  # of a failure's reason; a compiler that prints its whole input must not fill the store
 FIGURES = ("flops_per_byte", "bandwidth_gbps", "issue_efficiency")
+MAX_ROUNDS = 1000
+CLOCK_PAIRS = ("sm_mhz", "memory_mhz", "temperature_c")
+MAX_READING = 1_000_000  # of megahertz, watts or degrees
+MAX_REASONS, MAX_REASON = 16, 100
 COMPILED_COUNTS = ("registers", "spills", "smem_bytes", "block_size")
 COMPILED_OPTIONS = ("fixed_instructions", "loop_instructions")
 
@@ -89,6 +107,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         "samples": outcome.samples,
         "source": outcome.source.value,
         **{name: _figure_to_json(getattr(outcome, name)) for name in FIGURES},
+        **({"times_us": [round(time_us, TIME_DIGITS) for time_us in outcome.times_us]} if outcome.times_us else {}),
+        **({} if outcome.clocks is None else {"clocks": clocks_to_json(outcome.clocks)}),
     }
 
 
@@ -97,7 +117,9 @@ def outcome_from_json(value: Any) -> Outcome:
     if isinstance(value, dict) and "kind" in value:
         failed = _object(cast("Any", value), "a failure", {"kind", "reason"})
         return Failed(FailureKind(failed["kind"]), str(failed["reason"])[:MAX_TEXT])
-    fields = _object(value, "a measurement", {"median_us", "spread_us", "samples", "source", *FIGURES})
+    fields = _object(
+        value, "a measurement", {"median_us", "spread_us", "samples", "source", *FIGURES}, {"times_us", "clocks"}
+    )
     median_us, spread_us = _number(fields["median_us"], "median_us"), _number(fields["spread_us"], "spread_us")
     if median_us <= 0 or spread_us < 0:
         raise ValueError(f"a time must be positive, got {median_us} with a spread of {spread_us}")
@@ -106,8 +128,46 @@ def outcome_from_json(value: Any) -> Outcome:
         spread_us=spread_us,
         samples=_whole(fields["samples"], "samples", 1 << 30),
         source=Source(fields["source"]),
+        times_us=_times_us(fields.get("times_us", [])),
+        clocks=clocks_from_json(fields["clocks"]) if "clocks" in fields else None,
         **{name: _figure_from_json(fields[name]) for name in FIGURES},
     )
+
+
+def clocks_to_json(clocks: ClockSpan) -> dict[str, Any]:
+    """Return what the driver said of the GPU's clocks; pairs are the lowest and the highest."""
+    return {name: value for name, value in asdict(clocks).items() if value is not None}
+
+
+def clocks_from_json(value: Any) -> ClockSpan:
+    """Parse what :func:`clocks_to_json` wrote; raises ValueError naming what is wrong."""
+    fields = _object(value, "clocks", set(), {*CLOCK_PAIRS, "power_w", "sm_max_mhz", "throttle"})
+    pairs: dict[str, Any] = {name: _pair(fields[name], name) for name in (*CLOCK_PAIRS, "power_w") if name in fields}
+    if any(type(item) is not int for name in CLOCK_PAIRS for item in pairs.get(name, ())):
+        raise ValueError("clocks and temperatures must be whole numbers")
+    reasons = fields.get("throttle")
+    if reasons is not None and not _are_reasons(reasons):
+        raise ValueError("throttle must be a list of a few short texts")
+    return ClockSpan(
+        sm_max_mhz=_whole(fields["sm_max_mhz"], "sm_max_mhz", MAX_READING) if "sm_max_mhz" in fields else None,
+        throttle=None if reasons is None else tuple(reasons),
+        **pairs,
+    )
+
+
+def _pair(value: Any, name: str) -> tuple[float, float]:
+    if not isinstance(value, (list, tuple)) or len(cast("list[Any]", value)) != 2:
+        raise ValueError(f"{name} must be a lowest and a highest value")
+    low, high = cast("list[Any]", value)
+    if not -MAX_READING <= _number(low, name) <= _number(high, name) <= MAX_READING:
+        raise ValueError(f"{name} must be a lowest and a highest value, got {low!r} and {high!r}")
+    return low, high
+
+
+def _are_reasons(value: Any) -> bool:
+    if not isinstance(value, (list, tuple)) or len(cast("list[Any]", value)) > MAX_REASONS:
+        return False
+    return all(type(reason) is str and len(reason) <= MAX_REASON for reason in cast("list[Any]", value))
 
 
 def compiled_from_json(value: Any) -> Compiled:
@@ -123,6 +183,15 @@ def compiled_from_json(value: Any) -> Compiled:
     return Compiled(**counts, **options, tensor_instruction=instruction)
 
 
+def _times_us(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(cast("list[Any]", value)) > MAX_ROUNDS:
+        raise ValueError(f"times_us must be a list of at most {MAX_ROUNDS} times")
+    times_us = tuple(_number(time_us, "a time") for time_us in cast("list[Any]", value))
+    if any(time_us <= 0 for time_us in times_us):
+        raise ValueError("times_us must be positive")
+    return times_us
+
+
 def _figure_to_json(figure: Figure) -> dict[str, Any]:
     value = figure.to_json()
     return value if figure.value is None else value | {"value": float(f"{figure.value:.6g}")}
@@ -135,13 +204,13 @@ def _figure_from_json(value: Any) -> Figure:
     return figure
 
 
-def _object(value: Any, what: str, names: set[str]) -> Mapping[str, Any]:
+def _object(value: Any, what: str, names: set[str], optional: AbstractSet[str] = frozenset()) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be an object, got {type(value).__name__}")  # noqa: TRY004  one kind of error
     fields = cast("dict[str, Any]", value)
-    if set(fields) != names:
+    if not names <= set(fields) <= names | optional:
         raise ValueError(
-            f"{what} has unknown fields {sorted(set(fields) - names)} and lacks {sorted(names - set(fields))}"
+            f"{what} has unknown fields {sorted(set(fields) - names - optional)} and lacks {sorted(names - set(fields))}"
         )
     return fields
 

@@ -22,6 +22,7 @@ class Provenance:
         triton: Triton's version.
         torch: torch's version.
         driver: the GPU driver's version.
+        routing: how tokens chose experts, as :class:`moetune.models.routing.Routing` spells it.
     """
 
     backend: str
@@ -31,6 +32,7 @@ class Provenance:
     triton: str
     torch: str
     driver: str
+    routing: str = "uniform"
 
     @property
     def key(self) -> str:
@@ -40,15 +42,21 @@ class Provenance:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; ``experts`` decides the rows per expert, so it is one of them."""
         experts = self.shape.experts or self.shape.local_experts
-        return asdict(self) | {"shape": self.shape.to_json(), "experts": experts, "device": self.device.to_json()}
+        value = asdict(self) | {"shape": self.shape.to_json(), "experts": experts, "device": self.device.to_json()}
+        if self.routing == "uniform":
+            del value["routing"]  # the one routing of all trials that were stored before there was another
+        return value
 
     @classmethod
     def from_json(cls, value: Any) -> Provenance:
         """Parse what :meth:`to_json` wrote; raises ValueError or TypeError naming what is wrong."""
-        texts = ("backend", "kernels_sha256", "triton", "torch", "driver")
-        if not isinstance(value, dict) or set(cast("Any", value)) != {*texts, "shape", "experts", "device"}:
-            raise ValueError("provenance must be an object with exactly its eight fields")
-        fields = cast("dict[str, Any]", value)
+        texts = ("backend", "kernels_sha256", "triton", "torch", "driver", "routing")
+        fields: dict[str, Any] = {"routing": "uniform"}
+        fields |= cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        if set(fields) != {*texts, "shape", "experts", "device"}:
+            raise ValueError(
+                "provenance must be an object with exactly its eight fields, and routing where there is one"
+            )
         for name in texts:
             if type(fields[name]) is not str or len(fields[name]) > MAX_TEXT:
                 raise ValueError(f"{name} must be a text of at most {MAX_TEXT} characters")

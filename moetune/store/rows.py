@@ -27,6 +27,7 @@ class TrialRow:
     triton: str
     torch: str
     driver: str
+    routing: str
     trial: Trial
     ended_at: str
 

@@ -125,8 +125,8 @@ class Store:
     def rows(self, shape: MoEShape, device: DeviceInfo | None = None, backend: str = "cuda") -> list[TrialRow]:
         """Return all trials of a shape, on one device or on any, in the order in which they ended."""
         query = (
-            "SELECT trials.*, runs.backend, runs.shape, runs.device, runs.kernels_sha256, runs.triton, runs.torch, "
-            "runs.driver FROM trials JOIN runs ON runs.id = trials.run "
+            "SELECT trials.*, runs.provenance, runs.backend, runs.shape, runs.device, runs.kernels_sha256, runs.triton, "
+            "runs.torch, runs.driver FROM trials JOIN runs ON runs.id = trials.run "
             "WHERE runs.shape_key = ? AND runs.backend = ? AND (? IS NULL OR runs.device = ?) ORDER BY trials.id"
         )
         named = None if device is None else dump(device.to_json())
@@ -171,14 +171,17 @@ class Store:
             found = self._query(f"SELECT run, count(*) AS ended, {failed} AS failed FROM trials GROUP BY run")  # noqa: S608
             return {row["run"]: (row["ended"], row["failed"]) for row in found}
 
-    def bounds(self, shape: MoEShape, device: DeviceInfo, backend: str = "cuda") -> dict[int, float]:
-        """Return the latest physical bound in microseconds per token count."""
+    def bounds(self, provenance: Provenance) -> dict[int, float]:
+        """Return the latest physical bound in microseconds per token count, of runs of equal provenance.
+
+        The bound counts the experts that the rows touched, so it is another under another routing.
+        """
         query = (
             "SELECT bounds.tokens, bounds.bound_us FROM bounds JOIN runs ON runs.id = bounds.run "
-            "WHERE runs.shape_key = ? AND runs.device = ? AND runs.backend = ? ORDER BY runs.started_at, runs.rowid"
+            "WHERE runs.provenance = ? ORDER BY runs.started_at, runs.rowid"
         )
         with sentences(self.path):
-            found = self._query(query, shape.key, dump(device.to_json()), backend)
+            found = self._query(query, provenance.key)
             return {row["tokens"]: row["bound_us"] for row in found}
 
     def trials(self, provenance: Provenance) -> list[Trial]:
@@ -216,7 +219,7 @@ class Store:
         texts = {
             name: row[name] for name in ("run", "backend", "kernels_sha256", "triton", "torch", "driver", "ended_at")
         }
-        return TrialRow(shape=shape, device=device, trial=self._trial(row), **texts)
+        return TrialRow(shape=shape, device=device, routing=self._routing(row), trial=self._trial(row), **texts)
 
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         shape, device = self._subjects(row)
@@ -234,6 +237,12 @@ class Store:
     def _subjects(self, row: sqlite3.Row) -> tuple[MoEShape, DeviceInfo]:
         try:
             return MoEShape.from_json(load(row["shape"])), DeviceInfo.from_json(load(row["device"]))
+        except (ValueError, TypeError, MoetuneError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _routing(self, row: sqlite3.Row) -> str:
+        try:
+            return Provenance.from_json(load(row["provenance"])).routing
         except (ValueError, TypeError, MoetuneError) as error:
             raise self._damaged(str(error)) from error
 

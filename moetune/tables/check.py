@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from moetune_kernels.errors import TableError
+from moetune.models.routing import is_routing_text
+from moetune_kernels.errors import TableError, shown
 from moetune_kernels.lookup import ALLOW_UNMEASURED_VARIABLE, is_of_these_kernels
 from moetune_kernels.table import REACH, TunedTable, span_text
 from moetune_kernels.table_file import json_files, read_table, table_path
@@ -48,7 +49,7 @@ def _check_file(path: Path) -> tuple[TunedTable | None, list[str]]:
         table = read_table(path)
     except TableError as error:
         return None, [str(error)]
-    rules = (_unmeasured, _gaps, _claims, _slow_entries, _other_kernels)
+    rules = (_unmeasured, _gaps, _claims, _slow_entries, _other_kernels, _unknown_routing)
     faults = [*table.faults, *_misplaced(table, path), *(fault for rule in rules for fault in rule(table))]
     return table, [f"{path}: {fault}" for fault in faults]
 
@@ -100,6 +101,11 @@ def _slow_entries(table: TunedTable) -> Iterator[str]:
 def _other_kernels(table: TunedTable) -> Iterator[str]:
     if not table.faults and not is_of_these_kernels(table):
         yield f"the kernels changed since it was measured (source_sha256); run again: {table.command}"
+
+
+def _unknown_routing(table: TunedTable) -> Iterator[str]:
+    if not is_routing_text(table.routing):
+        yield f"routing {shown(table.routing)} is none that this moetune knows; upgrade moetune, or sweep again"
 
 
 def _twins(tables: dict[Path, TunedTable]) -> Iterator[str]:

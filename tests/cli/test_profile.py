@@ -49,6 +49,8 @@ def test_every_option_reaches_the_profiler(asked):
 
     options = ["--model", "mixtral-8x7b", "--tp", "2", "--tokens", "8,1", "--plan", "default", "--device", "1"]
     main.run(["profile", *options, "--target", "sm_80"])
+    main.run(["profile", "--routing", "hot:0.9"])
+    assert asked.pop().routing.text == "hot:0.9"
     (request,) = asked
     assert request.shape.key == "e8_h4096_i7168_k2_bf16"
     assert request.tokens == (1, 8)
@@ -95,3 +97,10 @@ def test_a_json_file_that_cannot_be_written_leaves_no_half_file(no_gpu, quick_co
     assert main.run(["profile", "--tokens", "1", "--target", "sm_90", "--json", "profile.json"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
+
+
+def test_a_page_that_is_computed_knows_no_other_routing(no_gpu, capsys):
+    assert main.run(["profile", "--routing", "zipf", "--target", "sm_90"]) == 2
+    assert "assumes uniform routing; leave --routing or --target away" in capsys.readouterr().err
+    assert main.run(["profile", "--routing", "zipf"]) == 3
+    assert "no GPU here" in capsys.readouterr().err

@@ -9,10 +9,12 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from moetune.cli import main
 from moetune.errors import RunError
+from moetune.outcome import ClockSpan
 from moetune_kernels.shape import WeightFormat
 
 
@@ -31,7 +33,18 @@ def asked(monkeypatch):
 
 def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
     options = ["sweep", "--model", "mixtral-8x7b", "--tp", "2", "--ep", "4", "--format", "fp16", "--tokens", "64,1"]
-    options += ["--budget", "240", "--device", "1", "--fresh", "--out", str(tmp_path / "tables")]
+    options += [
+        "--budget",
+        "240",
+        "--device",
+        "1",
+        "--fresh",
+        "--out",
+        str(tmp_path / "tables"),
+        "--routing",
+        "zipf:1.3",
+    ]
+    options += ["--noise", "1.5", "--strict"]
     options += ["--store", str(tmp_path / "s.sqlite"), "--record", str(tmp_path / "r.jsonl.xz")]
     monkeypatch.setattr(sys, "argv", ["moetune", *options])
     assert main.run(options) == 1
@@ -40,6 +53,8 @@ def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
     assert request.shape.format is WeightFormat.FP16
     assert request.tokens == (1, 64)
     assert (request.budget_s, request.device_index, request.fresh) == (240.0, 1, True)
+    assert (request.routing.text, request.noise, request.strict) == ("zipf:1.3", 0.015, True)
+    assert "--routing zipf:1.3" in request.command
     assert request.out_dir == tmp_path / "tables"
     assert request.store_path == tmp_path / "s.sqlite"
     assert request.record == tmp_path / "r.jsonl.xz"
@@ -55,6 +70,7 @@ def test_the_defaults_are_the_documented_ones(asked):
     assert request.tokens[-1] == 16384
     assert (request.budget_s, request.device_index, request.out_dir, request.store_path) == (None, 0, None, None)
     assert not request.fresh
+    assert (request.routing.text, request.noise, request.strict) == ("uniform", 0.005, False)
 
 
 def test_the_store_may_come_from_the_environment(asked, monkeypatch, tmp_path):
@@ -75,8 +91,15 @@ def test_the_store_may_come_from_the_environment(asked, monkeypatch, tmp_path):
         (["--config", "nowhere/config.json"], "No such file"),
         (["--budget", "nan"], "--budget must be"),
         (["--target", "sm_75"], "--target must be one of"),
-        (["--target", "sm_90", "--record", "r.jsonl.xz"], "leave --out and --record away"),
+        (["--target", "sm_90", "--record", "r.jsonl.xz"], "leave --out, --record and --routing away"),
         (["--store", "."], "is a folder; give a file"),
+        (["--noise", "-1"], "--noise must be from 0 to 20 percent, got -1"),
+        (["--noise", "nan"], "--noise must be from 0 to 20 percent"),
+        (["--noise", "50"], "--noise must be from 0 to 20 percent, got 50"),
+        (["--routing", "zipf:0"], "exponent must be from"),
+        (["--routing", "skewed"], "--routing takes uniform, zipf"),
+        (["--routing", "nowhere.npz"], "cannot be read (No such file"),
+        (["--target", "sm_90", "--routing", "hot"], "leave --out, --record and --routing away"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -132,6 +155,17 @@ def test_a_shape_without_a_recording_exits_with_3_and_the_ways_forward(recorded,
     assert not Path("moetune-replay").exists()
 
 
+def test_a_trace_of_another_layer_exits_with_2_and_names_what_differs(recorded, capsys, tmp_path):
+    np.savez(tmp_path / "t.npz", topk_ids=np.array([[0, 1, 2]]))
+    assert main.run(["sweep", *recorded, "--routing", str(tmp_path / "t.npz")]) == 2
+    assert "records top-3 choices, the layer takes top-2" in capsys.readouterr().err
+
+
+def test_another_routing_than_the_recorded_one_exits_with_3(recorded, capsys):
+    assert main.run(["sweep", *recorded, "--tokens", "1", "--routing", "zipf"]) == 3
+    assert "only the recorded trials of uniform routing, asked was zipf:1.1" in capsys.readouterr().err
+
+
 def test_ctrl_c_in_a_sweep_exits_with_130(monkeypatch, capsys):
     def interrupted(request, on_event):
         raise KeyboardInterrupt
@@ -152,11 +186,22 @@ def test_the_closing_lines_say_what_was_left_undone():
         backend="cuda",
         table_path=Path("t.json"),
         kept=(1, 64),
+        clocks=ClockSpan(
+            sm_mhz=(1155, 1980),
+            sm_max_mhz=1980,
+            memory_mhz=(3201, 3201),
+            temperature_c=(41, 67),
+            power_w=(120.4, 698.1),
+            throttle=("power cap",),
+        ),
+        held_down={"power cap": (4096, 16384)},
     )
     assert closing_lines(result) == [  # pyright: ignore[reportArgumentType]
         "120 trials, dropped: 30 slow, 1 wrong, kept in s.sqlite",
         "The budget ended the search early; the same command continues from the store.",
         "Kept from an earlier sweep with the same kernels, versions and GPU: 1, 64 tokens.",
+        "clocks: SM 1155 to 1980 of 1980 MHz, memory 3201 MHz, 41 to 67 C, 120 to 698 W",
+        "power cap in the finals of 4096, 16384 tokens",
         "table: t.json",
     ]
 
@@ -172,9 +217,22 @@ def test_what_a_recording_lacks_is_counted_apart_from_what_was_dropped():
         backend="cuda",
         table_path=Path("t.json"),
         kept=(),
+        clocks=None,
+        held_down={},
     )
     counted = closing_lines(result)[0]  # pyright: ignore[reportArgumentType]
     assert counted == "1000 trials, 842 not recorded, dropped: 30 slow, kept in s.sqlite"
+
+
+def test_clocks_that_the_driver_hides_leave_their_place_and_no_line_of_nothing():
+    from moetune.cli.sweep import clock_lines
+
+    def lines(**clocks):
+        return clock_lines(SimpleNamespace(clocks=ClockSpan(**clocks), held_down={}))  # pyright: ignore[reportArgumentType]
+
+    assert lines(sm_mhz=(1980, 1980)) == ["clocks: SM 1980 MHz"]
+    assert lines(temperature_c=(30, 31)) == ["clocks: 30 to 31 C"]
+    assert lines() == []
 
 
 def test_the_help_page_shows_token_counts_as_they_are_typed(capsys):
@@ -220,3 +278,24 @@ def test_a_spent_budget_stops_handing_out_kernels(capsys):
     assert handed_out == []
     assert "3 kernels were not compiled" in capsys.readouterr().err
     assert list(within(None, [1, 2])) == [1, 2]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_strict_sweep_on_a_shared_gpu_exits_with_3_and_the_fix(monkeypatch, capsys, tmp_path):
+    from moetune.measure.card import CardState
+    from moetune.measure.clocks import ClockReading, OtherProcess
+    from moetune.measure.gpu_name import Gpu
+    from moetune.tuning import Bed
+
+    state = CardState(reading=ClockReading(throttle_bits=1), others=(OtherProcess(4242, None),), busy_percent=0)
+    backend = SimpleNamespace(card=lambda: state, close=lambda: None)
+    bed = Bed(backend, None, "", Path(), Path())  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr("moetune.tuning._gpu_is_there", lambda: True)
+    monkeypatch.setattr("moetune.tuning.gpu_of", lambda index: Gpu(name="NVIDIA H200", index=index, uuid="GPU-1"))
+    monkeypatch.setattr("moetune.tuning.lock_dirs", lambda: [tmp_path])
+    monkeypatch.setattr("moetune.tuning._gpu_bed", lambda request: bed)
+    assert main.run(["sweep", "--strict"]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "error: --strict: this GPU is shared with process 4242; stop that, or take another GPU with --device\n"
+    )

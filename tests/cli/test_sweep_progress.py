@@ -20,6 +20,7 @@ from moetune.engine.events import (
     SweepStarted,
     TokenDone,
     TokenFailed,
+    TokenRefused,
     TokenRevisited,
     TokenStarted,
     TrialEnded,
@@ -243,6 +244,7 @@ def test_plain_lines_go_to_stderr_one_per_thing_that_happened(capsys):
     log(CountersStarted(1))
     log(Warned("the clocks fell"))
     log(TokenFailed(16384, "out of memory"))
+    log(TokenRefused(8192, "the GPU was held down"))
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = printed.err.splitlines()
@@ -255,7 +257,11 @@ def test_plain_lines_go_to_stderr_one_per_thing_that_happened(capsys):
     ]
     assert lines[6] == "down: 38 compiled candidates are inside the limits (2 over --max-smem 98304)"
     assert lines[7].startswith("16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound")
-    assert lines[-2:] == ["warning: the clocks fell", "16384 tokens: no entry, out of memory"]
+    assert lines[-3:] == [
+        "warning: the clocks fell",
+        "16384 tokens: no entry, out of memory",
+        "8192 tokens: no entry, the GPU was held down",
+    ]
 
 
 def test_plain_lines_of_a_long_sweep_tell_each_thing_once(capsys, clock):
@@ -299,6 +305,12 @@ def test_the_results_fit_80_columns():
     assert "4120c" in text
     assert "p128x256 t256" in text
     assert "1.25x" in text
+
+
+def test_another_routing_than_uniform_stands_in_the_first_line(capsys):
+    log = PlainLines(SweepProgress())
+    log(SweepStarted("cuda", TARGETS["sm_90"], SHAPE, (16,), Path("trials.sqlite"), 0, "zipf:1.1"))
+    assert capsys.readouterr().err == "cuda: e8_h64_i64_k2_bf16 on NVIDIA H200, zipf:1.1 routing\n"
 
 
 def test_a_gpu_that_another_sweep_has_is_one_line_and_a_phase(capsys):

@@ -9,6 +9,7 @@ from moetune.engine.bench import Bench
 from moetune.engine.budget import Deadline
 from moetune.engine.compose import FINALISTS, PER_BLOCK_M, compose
 from moetune.engine.finals import Finals, Verdict
+from moetune.engine.last_heat import FIRST_BLOCK
 from moetune.engine.race import Race, Standing
 from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject, Trial
 from moetune.strategies import Exhaustive, Terrain
@@ -121,7 +122,7 @@ def test_all_that_run_in_the_last_heat_are_verified_before_it(fake_backend):
     first, last = (place for place, what in enumerate(asked) if isinstance(what, int))
     assert asked[first] == 6
     assert asked[first + 1 : last] == [FASTEST, FAST, SLOW, DEFAULT]
-    assert asked[last:] == [40]
+    assert asked[last:] == [FIRST_BLOCK]
 
 
 def test_a_wrong_layer_makes_room_in_the_last_heat(fake_backend):
@@ -130,7 +131,7 @@ def test_a_wrong_layer_makes_room_in_the_last_heat(fake_backend):
         TIMES[the_plan] = 50.0 + place
     _, journal = decide(fake_backend, plans=[*plans, FASTEST, FAST, SLOW], wrong=plans)
     samples = {trial.choice: trial.outcome.samples for trial in journal.trials if trial.verified}
-    assert samples == {FASTEST: 40, FAST: 40, SLOW: 40, DEFAULT: 40}
+    assert samples == {FASTEST: FIRST_BLOCK, FAST: FIRST_BLOCK, SLOW: FIRST_BLOCK, DEFAULT: FIRST_BLOCK}
 
 
 def test_the_default_stays_when_nothing_beats_it(fake_backend):

@@ -254,18 +254,6 @@ def test_a_replay_is_not_recorded_again(without_gpu, tmp_path):
         tuning.sweep(SweepRequest(shape=SHAPE, tokens=TOKENS, record=tmp_path / "again.jsonl.xz"))
 
 
-def test_a_gpu_that_ran_slowly_is_told_of(fake_backend, tmp_path):
-    class Throttled(fake_backend):
-        def clocks(self):
-            from types import SimpleNamespace
-
-            return SimpleNamespace(warning="the SM clock is 1200 MHz of 1980 MHz (power cap)")
-
-    seen = []
-    sweep_on(Throttled(), tmp_path, seen.append, tokens=(1,))
-    assert any("power cap" in event.text for event in seen if isinstance(event, events.Warned))
-
-
 @pytest.mark.parametrize("folder", [shipped_tables_dir, user_tables_dir], ids=["shipped", "user"])
 def test_replayed_tables_never_go_where_real_ones_are_looked_for(without_gpu, fake_backend, tmp_path, folder):
     sweep_on(fake_backend(), tmp_path / "live", record=without_gpu / f"{SHAPE.key}.jsonl.xz")

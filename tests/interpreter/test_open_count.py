@@ -8,9 +8,12 @@ import torch
 from moetune.measure import problem
 from moetune.measure.inputs import kernel_truth, make_rows, make_weights
 from moetune.measure.open_count import OpenCount
+from moetune.measure.router import router_of
+from moetune.models.routing import Hot
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
+from moetune_kernels.route import route_reference
 from moetune_kernels.shape import MoEShape, WeightFormat
 
 # The odd problem of large values makes exp overflow on purpose; numpy, which runs the kernels here, says so.
@@ -109,3 +112,16 @@ def test_values_stay_near_one_so_that_errors_are_rounding():
     truth = opened(tokens=8).truth
     assert 0.05 < truth.h.std() < 2
     assert 0.01 < truth.y.std() < 2
+
+
+def test_every_row_of_a_token_count_comes_from_its_router():
+    """Those that are timed, those that the layer is verified on, and the other routings of a winner."""
+    shape = MoEShape(hidden=48, inter=32, local_experts=8, top_k=2, format=WeightFormat.FP16)
+    weights, router = make_weights(shape, CPU, 3), router_of(Hot(1.0), shape, 0)
+    truth = kernel_truth(shape, weights, make_rows(shape, 3, CPU, 3, router))
+    layer = OpenCount(shape, weights, truth, 3, router=router)
+    all_logits = [truth.rows.logits, layer._other_rows().logits, *layer.other_routings()]
+    assert len(all_logits) > 3
+    for logits in all_logits:
+        assert all(router.hot in row for row in route_reference(logits, 2)[1].tolist())
+    assert layer.verify_layer(PLAN) is None

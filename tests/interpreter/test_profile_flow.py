@@ -14,8 +14,11 @@ from moetune.engine.backend import Ceilings
 from moetune.measure import counters_worker
 from moetune.measure.clocks import ClockReading
 from moetune.measure.counters import CounterJob, KernelCounters
+from moetune.measure.inputs import make_rows, rows_seed
 from moetune.measure.ncu import Blocked
-from moetune.measure.parts import Part, layer_parts, resident_weights
+from moetune.measure.parts import SEED, Part, layer_parts, resident_weights
+from moetune.measure.router import router_of
+from moetune.models.routing import UNIFORM, Hot, Zipf
 from moetune.outcome import Source
 from moetune.profiling import ProfileRequest, live
 from moetune.profiling.terminal import as_text
@@ -69,6 +72,23 @@ def test_a_rank_of_several_computes_only_the_slots_of_its_own_experts():
 def test_two_processes_would_route_alike():
     one, two = (layer_parts(SHAPE, 7, PLAN, resident_weights(SHAPE, None, CPU)) for _ in range(2))
     assert torch.equal(one.topk_ids, two.topk_ids)
+
+
+@pytest.mark.parametrize("routing", [UNIFORM, Zipf(2.0), Hot(1.0)], ids=lambda one: one.text)
+def test_counted_launches_route_the_very_rows_that_a_sweep_times(routing):
+    """The sweep's backend, the worker under ncu and the profile each make the rows themselves."""
+    router = router_of(routing, SHAPE, SEED)
+    parts = layer_parts(SHAPE, 7, PLAN, resident_weights(SHAPE, None, CPU), router)
+    job = CounterJob(shape=SHAPE, tokens=7, plan=PLAN, routing=routing)
+    cached = counters_worker._JobCache(CPU).router(CounterJob.from_json(json.loads(json.dumps(job.to_json()))))
+    for rows in (
+        make_rows(SHAPE, 7, CPU, rows_seed(0, 7), router_of(routing, SHAPE, 0)),
+        layer_parts(SHAPE, 7, PLAN, resident_weights(SHAPE, None, CPU), cached).rows,
+    ):
+        assert torch.equal(rows.logits, parts.rows.logits)
+        assert torch.equal(rows.x, parts.rows.x)
+    if routing == Hot(1.0):
+        assert all(router.hot in row for row in parts.topk_ids.tolist())
 
 
 class FakeGraphs:
@@ -182,3 +202,10 @@ def test_the_worker_notes_each_launch_in_order_and_how_each_job_ended(no_gpu_cal
     assert first[-1] == {"job": 0, "done": True}
     assert "no structure tma_permute" in next(line for line in lines if line["job"] == 1)["failed"]
     assert lines[-1] == {"job": 2, "done": True}
+
+
+def test_a_profile_under_another_routing_counts_its_experts_and_says_so(no_gpu_calls, monkeypatch):
+    monkeypatch.setattr(live, "blocked", lambda: Blocked("no counters", ()))
+    page = live.live_profile(replace(REQUEST, routing=Zipf(8.0)), lambda line: None)
+    assert any("zipf:8.0 routing" in note for note in page.notes)
+    assert [one.touched_experts for one in page.tokens][-1] < SHAPE.local_experts

@@ -15,10 +15,11 @@ from zlib import crc32
 
 from moetune.engine.backend import Ceilings
 from moetune.errors import MissingError
-from moetune.measure.clocks import ClockReading
+from moetune.measure.card import CardState
+from moetune.measure.clocks import ClockReading, OtherProcess
 from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.isolated import IsolatedBackend
-from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Source
+from moetune.outcome import ClockSpan, Compiled, Failed, FailureKind, Figure, Measured, Source
 from moetune.store.codec import choice_text
 from moetune_kernels.config import Role
 from moetune_kernels.device import TARGETS
@@ -233,7 +234,11 @@ class PlantedGpu:
         return self.asked("verify_layer", plan)
 
     def clocks(self):
-        return ClockReading(sm_mhz=1000 + len(read_diary(self.folder, "start")))
+        speed = 1000 + len(read_diary(self.folder, "start"))
+        return ClockSpan(sm_mhz=(speed, speed))
+
+    def card(self):
+        return CardState(reading=ClockReading(throttle_bits=1), others=(OtherProcess(4242, None),), busy_percent=0)
 
     def is_target(self, plan):
         return any(deed.target == plan for deed in self.settings.deeds)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from moetune.measure.clocks import ClockReading, Clocks, slowest
+from moetune.measure.clocks import ClockReading, Clocks, ClockWatch
+from moetune.outcome import ClockSpan, over_all
 
 
 def refuse(*_):
@@ -30,6 +32,8 @@ def fake_nvml(**overrides):
         "nvmlDeviceGetTemperature": lambda *_: 61,
         "nvmlDeviceGetCurrentClocksEventReasons": lambda _: 0x1 | 0x4 | 0x40,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x4,
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [],
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=3, memory=1),
     }
     return SimpleNamespace(**(values | overrides))
 
@@ -84,13 +88,106 @@ def test_a_clock_far_below_its_maximum_is_a_warning_with_its_cause():
     assert ClockReading().warning is None
 
 
-def test_the_worst_of_several_readings_is_kept():
+def test_a_span_goes_from_the_lowest_to_the_highest_and_knows_every_reason():
     readings = [
-        ClockReading(sm_mhz=1980, temperature_c=40, throttle_bits=0x4),
-        ClockReading(sm_mhz=1500, temperature_c=70, throttle_bits=0x20),
+        ClockReading(sm_mhz=1980, sm_max_mhz=1980, temperature_c=40, power_w=120.04, throttle_bits=0x1),
+        ClockReading(sm_mhz=1500, sm_max_mhz=1980, temperature_c=70, power_w=698.0, throttle_bits=0x4),
         ClockReading(),
+        ClockReading(sm_mhz=1600, throttle_bits=0x4 | 0x20),
     ]
-    worst = slowest(readings)
-    assert (worst.sm_mhz, worst.temperature_c) == (1500, 70)
-    assert worst.throttle == ("power cap", "software thermal slowdown")
-    assert slowest([]) is None
+    span = over_all(reading.span() for reading in readings)
+    assert span == ClockSpan(
+        sm_mhz=(1500, 1980), sm_max_mhz=1980, temperature_c=(40, 70), power_w=(120.0, 698.0),
+        throttle=("power cap", "software thermal slowdown"),
+    )  # fmt: skip
+    assert over_all([]) is None
+    assert over_all([None, None]) is None
+    assert ClockReading().span() == ClockSpan()  # nothing said is not "nothing held it down"
+    assert ClockReading(throttle_bits=0).span().throttle == ()
+
+
+@pytest.mark.parametrize(
+    ("throttle", "refused"),
+    [
+        (None, ()),
+        ((), ()),
+        (("power cap",), ()),
+        (("hardware slowdown",), ("hardware slowdown",)),
+        (("power cap", "software thermal slowdown"), ("software thermal slowdown",)),
+        (("hardware thermal slowdown",), ("hardware thermal slowdown",)),
+        (("hardware power brake",), ("hardware power brake",)),
+    ],
+)
+def test_a_power_cap_is_the_normal_state_of_a_large_card_and_all_else_is_not(throttle, refused):
+    span = ClockSpan(sm_mhz=(1900, 1980), sm_max_mhz=1980, throttle=throttle)
+    assert span.slowdowns == refused
+    assert bool(span.warning) == bool(refused)
+
+
+def test_clocks_far_below_the_cards_own_are_a_warning_with_their_cause():
+    low = ClockSpan(sm_mhz=(1155, 1980), sm_max_mhz=1980, throttle=("power cap",))
+    assert "fell to 1155 MHz of 1980 MHz (power cap)" in low.warning
+    assert ClockSpan().warning is None
+    assert ClockSpan(sm_mhz=(300, 300)).warning is None  # what the card is made for is not known
+
+
+class Ticking:
+    """A GPU whose clock falls by 10 MHz with every look, and a second hand that the test moves."""
+
+    def __init__(self):
+        self.now_s, self.looks = 0.0, 0
+
+    def read(self):
+        self.looks += 1
+        return ClockReading(sm_mhz=2000 - 10 * self.looks)
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_watch_looks_now_and_then_and_after_every_mark():
+    gpu = Ticking()
+    watch = ClockWatch(gpu, every_s=0.5, clock=lambda: gpu.now_s)
+    assert (watch.whole(), watch.since_mark()) == (None, None)
+    assert [watch.look().sm_mhz for _ in range(3)] == [1990] * 3
+    gpu.now_s = 0.6
+    assert watch.look().sm_mhz == 1980
+    watch.mark()
+    assert watch.since_mark() is None
+    watch.look()  # at once, however short what is timed
+    watch.look()
+    gpu.now_s = 1.2
+    watch.look()
+    assert watch.since_mark().sm_mhz == (1960, 1970)
+    assert watch.whole().sm_mhz == (1960, 1990)
+    watch.close()
+    assert gpu.closed
+
+
+# Who else is on the GPU
+
+
+def others(monkeypatch, **overrides):
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**overrides))
+    clocks = Clocks("GPU-1")
+    try:
+        return clocks.others(), clocks.busy_percent()
+    finally:
+        clocks.close()
+
+
+def process(pid, memory_bytes=None):
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory_bytes)
+
+
+def test_other_processes_are_named_and_this_one_is_none_of_them(monkeypatch):
+    listed = [process(os.getpid(), 1 << 30), process(4242, 3 << 29), process(77)]
+    found, busy = others(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda _: listed)
+    assert [str(one) for one in found] == ["process 4242 with 1.5 GiB", "process 77"]
+    assert busy == 3
+
+
+def test_what_nvml_does_not_say_is_none_and_not_nothing(monkeypatch):
+    found = others(monkeypatch, nvmlDeviceGetComputeRunningProcesses=refuse, nvmlDeviceGetUtilizationRates=refuse)
+    assert found == (None, None)
+    assert others(monkeypatch, nvmlInit=refuse) == (None, None)

@@ -17,6 +17,7 @@ from planted_gpu import DEVICE, SHAPE, STICKY, Deed
 
 from moetune.errors import MissingError, RunError
 from moetune.measure import gpu_messages, gpu_process, gpu_respawn
+from moetune.models.routing import UNIFORM
 from moetune.outcome import Failed, FailureKind, Measured, Source
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
@@ -325,22 +326,23 @@ def test_another_gpu_under_the_same_number_ends_the_run(isolated):
         backend.time_routing(16)
 
 
-def test_clocks_are_the_worst_of_all_processes_and_start_none(isolated, diary):
+def test_clocks_are_those_of_all_processes_and_start_none(isolated, diary):
     backend = isolated(Deed(what="abort", method="time_combine"))
     assert backend.clocks() is None
     assert backend.open(1) is None
     assert backend.open(8) is None  # the process's readings so far are taken before each count
     backend.time_combine()
-    assert backend.clocks().sm_mhz == 1001
+    assert backend.clocks().sm_mhz == (1001, 1001)
     backend.time_routing(16)
-    assert backend.clocks().sm_mhz == 1001  # not 1002, which the second process says
+    assert backend.clocks().sm_mhz == (1001, 1002)  # the second process says 1002
     assert len(diary("start")) == 2
 
 
 def test_counters_are_read_when_the_gpu_process_has_freed_everything(isolated, diary, monkeypatch):
     calls = []
 
-    def count(shape, plans, device, device_index, limit_s):
+    def count(shape, plans, device, device_index, limit_s, routing):
+        assert routing == UNIFORM
         calls.append(
             (shape, plans, device, device_index, limit_s, [planted_gpu.is_alive(pid) for pid in pids(diary())])
         )
@@ -353,7 +355,7 @@ def test_counters_are_read_when_the_gpu_process_has_freed_everything(isolated, d
     assert backend.counters({}) == {}
     assert backend.counters(plans, 9.0)[64].reason == "no ncu here"
     assert calls == [(SHAPE, plans, DEVICE, 0, 9.0, [False] * len(calls[0][-1]))]
-    assert backend.clocks().sm_mhz == 1001
+    assert backend.clocks().sm_mhz == (1001, 1001)
     assert len(diary("start")) == 1
     assert isinstance(backend.time_combine(), Measured)  # and it goes on where it was
     assert [line["tokens"] for line in diary("time_combine")] == [64]
@@ -406,3 +408,9 @@ def test_closing_ends_the_process_and_the_compiles_and_may_be_repeated(isolated,
     assert not planted_gpu.is_alive(diary("start")[0]["pid"])  # not even as a zombie
     backend.close()
     assert backend._compiles.closed == 2
+
+
+def test_the_card_is_what_the_first_process_found_before_it_used_the_gpu(isolated, diary):
+    state = isolated().card()
+    assert [other.pid for other in state.others] == [4242]
+    assert len(diary("start")) == 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moetune.measure import cuda, open_count, problem
+from moetune.measure.clocks import Clocks, ClockWatch
 from moetune.measure.open_count import OpenCount
 from moetune.measure.timer import Replay, Sample
 from moetune.outcome import Failed, FailureKind, Figure, Measured
@@ -44,7 +45,7 @@ class Graphs:
 class Timer:
     """Launches as often as it is told to and reads no clock."""
 
-    def rounds(self, launches, count):
+    def rounds(self, launches, count, meanwhile=None):
         for _ in range(count):
             for launch in launches:
                 launch()
@@ -62,6 +63,7 @@ def backend(monkeypatch):
     backend = object.__new__(cuda.CudaBackend)
     backend._lost = backend._side_stream = None
     backend._shape, backend._timer, backend._open = ALL_TOUCHED[0], Timer(), opened(ALL_TOUCHED)
+    backend._watch = ClockWatch(Clocks(None))  # of no GPU: every reading is empty
     backend._instructions = lambda role, config: None
     backend._issue_rate = lambda: SimpleNamespace(efficiency=lambda *_: NONE)
     return backend

@@ -50,3 +50,21 @@ class NeverDone:
 def test_a_kernel_that_never_ends_is_given_up():
     with pytest.raises(timer.DeviceHungError, match=r"within 0\.01 s"):
         timer.wait(NeverDone(), limit_s=0.01)
+
+
+class DoneAfter:
+    """An event that comes with its third look."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def query(self):
+        self.looks -= 1
+        return self.looks <= 0
+
+
+@pytest.mark.parametrize(("looks", "at_least"), [(1, 1), (3, 3)])
+def test_something_else_is_done_meanwhile_at_least_once_and_as_long_as_it_takes(looks, at_least):
+    calls = []
+    timer.wait(DoneAfter(looks), meanwhile=lambda: calls.append(1))
+    assert len(calls) == at_least

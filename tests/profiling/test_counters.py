@@ -18,6 +18,7 @@ from moetune.measure.counter_names import MetricSet
 from moetune.measure.counters import CounterJob, KernelCounters, assign, read_counters, set_metrics
 from moetune.measure.ncu import NcuRun, explain
 from moetune.measure.parts import Part
+from moetune.models.routing import Hot, Trace, Zipf
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS
@@ -247,6 +248,15 @@ def test_a_job_survives_json_with_the_models_expert_count():
     again = CounterJob.from_json(json.loads(json.dumps(job.to_json())))
     assert again == job
     assert again.shape.experts == 64  # not part of equality
+
+
+@pytest.mark.parametrize("routing", [Zipf(1.3), Hot(), Trace("0123456789abcdef", Path("/nowhere/t.npz"))])
+def test_a_job_survives_json_with_its_routing(routing):
+    job = CounterJob(shape=SHAPE, tokens=3, plan=PLAN, routing=routing)
+    again = CounterJob.from_json(json.loads(json.dumps(job.to_json())))
+    assert again == job
+    assert again.routing.option == routing.option
+    assert again != CounterJob(shape=SHAPE, tokens=3, plan=PLAN)
 
 
 def test_what_was_not_counted_is_none_not_zero():

@@ -336,6 +336,18 @@ def test_registers_of_a_plan_come_from_its_trial_whatever_its_memory_ceiling(tmp
     assert "<td>not known</td>" in page, "the gate-up kernel has no trial"
 
 
+def test_trials_of_another_routing_are_not_shown(tmp_path):
+    table = made_up.write(made_up.table(tokens=PAIR) | {"routing": "zipf:1.1"}, tmp_path / "t.json")
+    store = store_of(tmp_path / "s.sqlite", made_up.trials(tokens=(1,)))
+    assert not [path for path in build_report([table], [store], tmp_path / "one").images if "heatmap" in path.name]
+    store_of(store, made_up.trials(tokens=(64,)), routing="zipf:1.1")
+    page = build_report([table], [store], tmp_path / "two").page.read_text(encoding="utf-8")
+    assert f"trial store {store}" in page
+    assert '<td class="text">gate-up</td><td>64</td>' in page
+    assert '<td class="text">gate-up</td><td>1</td>' not in page
+    assert "zipf:1.1" in page
+
+
 def test_trials_of_another_device_are_not_shown(tmp_path):
     table = made_up.write(made_up.table(tokens=PAIR), tmp_path / "t.json")
     other = dataclasses.replace(made_up.H200, name="NVIDIA H100 80GB HBM3")

@@ -164,6 +164,11 @@ def test_a_picture_of_a_replay_says_so():
         assert draw(kind, section_of(value)).get_suptitle().endswith(" · replay")
 
 
+def test_a_picture_of_a_skewed_routing_says_so():
+    value = made_up.table(MIXTRAL, tokens=(1, 64)) | {"routing": "zipf:1.1"}
+    assert draw("times", section_of(value)).get_suptitle().endswith(" · zipf:1.1 routing")
+
+
 def test_without_counters_no_point_claims_to_be_counted():
     axes = draw("roofline", section(MIXTRAL, counted=False)).axes[0]
     assert "counters" not in " ".join(str(line.get_label()) for line in axes.get_lines())

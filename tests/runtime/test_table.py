@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -213,3 +214,24 @@ def test_a_large_object_with_a_repeated_field_does_not_hold_a_forward():
 def test_a_byte_order_mark_is_no_fault(make_table):
     data = b"\xef\xbb\xbf" + json.dumps(make_table().to_json()).encode()
     assert TunedTable.parse(data, "here.json") == make_table()
+
+
+def test_a_table_without_a_routing_is_of_uniform_routing_and_stays_as_it_was_written(make_table):
+    document = make_table().to_json()
+    assert "routing" not in document
+    assert parsed(document).routing == "uniform"
+    assert parsed(document).to_json() == document
+
+
+def test_another_routing_is_part_of_the_header_and_comes_back(make_table):
+    table = replace(make_table(), routing="zipf:1.1")
+    document = table.to_json()
+    assert document["routing"] == "zipf:1.1"
+    assert parsed(document) == table
+    assert parsed(document).faults == ()
+
+
+@pytest.mark.parametrize("routing", [5, None, {}, "x" * 5000])
+def test_a_routing_that_is_no_text_is_a_bad_header(make_table, routing):
+    with pytest.raises(TableError, match="routing must be a text"):
+        parsed(make_table().to_json() | {"routing": routing})

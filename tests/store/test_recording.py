@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.outcome import Failed, FailureKind, Figure, Measured, Source, Stage, Subject, Trial
+from moetune.outcome import ClockSpan, Failed, FailureKind, Figure, Measured, Source, Stage, Subject, Trial
 from moetune.store import Provenance, Recording, RecordingError, load_recording, recording, save_recording
-from moetune.store.codec import trial_to_json
+from moetune.store.codec import outcome_from_json, outcome_to_json, trial_to_json
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS
 from moetune_kernels.plan import LayerPlan
@@ -190,3 +190,51 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path):
         save_recording(RECORDING, tmp_path / "folder" / "tiny.jsonl.xz")
     assert replace(RECORDING) == RECORDING
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_rounds_of_a_measurement_come_back_as_they_went_in():
+    outcome = replace(MEASURED, times_us=(12.345, 12.5, 1000.125))
+    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+    assert "times_us" not in outcome_to_json(MEASURED)
+
+
+@pytest.mark.parametrize(
+    "times_us", [5, None, "12", [0.0], [-1.0], [True], ["12"], [float("inf")], [None], [1.0] * 1001, {"0": 1.0}]
+)
+def test_rounds_that_are_no_times_are_refused(times_us):
+    with pytest.raises(ValueError, match="time"):
+        outcome_from_json(outcome_to_json(MEASURED) | {"times_us": times_us})
+
+
+CLOCKS = ClockSpan(
+    sm_mhz=(1155, 1980),
+    sm_max_mhz=1980,
+    memory_mhz=(3201, 3201),
+    temperature_c=(-3, 67),
+    power_w=(120.5, 698.1),
+    throttle=("power cap",),
+)
+
+
+@pytest.mark.parametrize("clocks", [CLOCKS, ClockSpan(), ClockSpan(throttle=()), ClockSpan(power_w=(1.0, 2.0))])
+def test_the_clocks_of_a_measurement_come_back_as_they_went_in(clocks):
+    outcome = replace(MEASURED, clocks=clocks)
+    assert outcome_from_json(json.loads(json.dumps(outcome_to_json(outcome)))) == outcome
+    assert "clocks" not in outcome_to_json(MEASURED)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sm_mhz": 1980}, {"sm_mhz": [1980]}, {"sm_mhz": [1980, 1155]}, {"sm_mhz": [1.5, 2.5]}, {"sm_mhz": ["1", "2"]},
+        {"sm_mhz": [0, 10**9]}, {"sm_mhz": [True, True]}, {"power_w": [0.0, float("nan")]}, {"sm_max_mhz": "fast"},
+        {"throttle": "power cap"}, {"throttle": [1]}, {"throttle": ["x" * 200]}, {"throttle": ["x"] * 20}, {"fan": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_clocks_that_cannot_be_are_refused(damage):
+    value = outcome_to_json(replace(MEASURED, clocks=CLOCKS))
+    with pytest.raises(ValueError, match=r"clocks|must be|unknown"):
+        outcome_from_json(value | {"clocks": value["clocks"] | damage})
+    with pytest.raises(ValueError, match="clocks must be an object"):
+        outcome_from_json(value | {"clocks": [1]})

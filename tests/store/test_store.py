@@ -72,7 +72,7 @@ def test_every_trial_comes_back_as_it_went_in(path):
         assert {(row.shape, row.device, row.triton, row.backend) for row in rows} == {
             (SHAPE, TARGETS["sm_90"], "3.6.0", "cuda")
         }
-        assert store.bounds(SHAPE, TARGETS["sm_90"]) == {16: 100.5}
+        assert store.bounds(provenance()) == {16: 100.5}
         (run,) = store.runs()
         assert run.ceilings == {"bytes_per_s": 4.2e12, "flops": 7.8e14}
         assert run.command == "moetune sweep --model tiny"
@@ -134,7 +134,7 @@ def test_replays_of_one_recording_do_not_pile_up_and_cost_no_measured_trial(path
         assert [row.trial for row in store.rows(SHAPE, backend="replay")] == list(TRIALS)
         assert [row.trial for row in store.rows(SHAPE)] == list(TRIALS)
         assert [run.backend for run in store.runs()] == ["cuda", "replay"]
-        assert store.bounds(SHAPE, TARGETS["sm_90"], "replay") == {16: 99.0}
+        assert store.bounds(provenance(backend="replay")) == {16: 99.0}
 
 
 def test_of_two_replays_at_once_the_store_holds_the_one_that_began_last_as_a_whole(path):
@@ -153,7 +153,7 @@ def test_of_two_replays_at_once_the_store_holds_the_one_that_began_last_as_a_who
             (second_run.id, trial) for trial in TRIALS
         ]
         assert [run.run for run in store.runs()] == [second_run.id]
-        assert store.bounds(SHAPE, TARGETS["sm_90"], "replay") == {}
+        assert store.bounds(provenance(backend="replay")) == {}
 
 
 def test_every_row_is_safe_the_moment_it_is_written(path):
@@ -299,3 +299,32 @@ def test_the_default_store_follows_the_environment(monkeypatch, tmp_path):
     assert default_store_path() == tmp_path / "moetune" / "trials.sqlite"
     monkeypatch.setenv("MOETUNE_STORE", str(tmp_path / "mine.db"))
     assert default_store_path() == tmp_path / "mine.db"
+
+
+def test_trials_and_bounds_of_another_routing_are_never_mixed(path):
+    uniform, zipf = provenance(), provenance(routing="zipf:1.1")
+    fill(path, uniform, TRIALS[:1])
+    with Store(path) as store:
+        assert store.known(zipf) == {}
+        assert store.trials(zipf) == []
+        run = store.begin(zipf, "moetune sweep --routing zipf")
+        run.record(TRIALS[3])
+        run.record_bound(16, 55.0)
+        assert store.trials(uniform) == [TRIALS[0]]
+        assert store.trials(zipf) == [TRIALS[3]]
+        assert (store.bounds(uniform), store.bounds(zipf)) == ({16: 100.5}, {16: 55.0})
+        assert [row.routing for row in store.rows(SHAPE)] == ["uniform", "zipf:1.1"]
+
+
+def test_uniform_provenance_is_spelled_as_before_there_was_another_routing():
+    assert "routing" not in provenance().to_json()
+    assert Provenance.from_json(provenance().to_json()) == provenance()
+    zipf = provenance(routing="zipf:1.1")
+    assert Provenance.from_json(zipf.to_json()) == zipf
+    assert zipf.key != provenance().key
+
+
+@pytest.mark.parametrize("routing", [5, None, ["uniform"], "x" * 3000])
+def test_a_routing_that_is_no_text_is_refused(routing):
+    with pytest.raises(ValueError, match="routing must be a text"):
+        Provenance.from_json(provenance().to_json() | {"routing": routing})

@@ -137,3 +137,17 @@ def test_entries_without_a_baseline_are_not_called_slow(make_table, tmp_path):
     table = make_table(LADDER)
     entries = {tokens: replace(entry, baseline_us=None) for tokens, entry in table.entries.items()}
     assert check_path(write_table(replace(table, entries=entries), tmp_path)) == []
+
+
+@pytest.mark.parametrize("routing", ["uniform", "zipf:1.1", "hot:0.5", "trace:0123456789abcdef"])
+def test_a_known_routing_is_no_fault(make_table, tmp_path, routing):
+    path = write_table(replace(make_table(), routing=routing), tmp_path)
+    assert not any("this moetune knows" in fault for fault in check_path(path))
+
+
+@pytest.mark.parametrize(
+    "routing", ["", "zipf", "zipf:x", "zipf:1.10", "hot:2", "trace:xyz", "trace.npz", "lognormal:1"]
+)
+def test_a_routing_that_nobody_can_ask_for_is_a_fault(make_table, tmp_path, routing):
+    path = write_table(replace(make_table(), routing=routing), tmp_path)
+    assert any("none that this moetune knows" in fault for fault in check_path(path))
