@@ -22,7 +22,9 @@ _RUN: dict[str, Kind] = {
     **dict.fromkeys(("hidden", "inter", "local_experts", "experts", "top_k"), int),
     **dict.fromkeys(("format", "activation", "w13_layout", "gating"), str),
     **dict.fromkeys(("sm", "sm_count", "memory_bytes", "l2_bytes", "smem_limit"), int),
-    **dict.fromkeys(("mig", "gpu", "kernels_sha256", "triton", "torch", "driver", "moetune", "command"), str),
+    **dict.fromkeys(
+        ("mig", "gpu", "routing", "kernels_sha256", "triton", "torch", "driver", "moetune", "command"), str
+    ),
     **dict.fromkeys(("run_started_at", "run_ended_at"), str),
     **dict.fromkeys(("ceiling_bytes_per_s", "ceiling_flops"), float),
 }
@@ -106,7 +108,7 @@ def _of_choice(listed: ListedTrial) -> dict[str, Value]:
 
 def _of_run(run: RunRow) -> dict[str, Value]:
     ceilings = run.ceilings or {}
-    texts = ("run", "backend", "gpu", "kernels_sha256", "triton", "torch", "driver", "moetune", "command")
+    texts = ("run", "backend", "gpu", "routing", "kernels_sha256", "triton", "torch", "driver", "moetune", "command")
     return {
         **{name: getattr(run, name) for name in texts},
         **_of_shape(run.shape),

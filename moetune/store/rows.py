@@ -55,6 +55,7 @@ class RunRow:
     moetune: str | None = None
     gpu: str | None = None
     ended_at: str | None = None
+    routing: str = "uniform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,9 @@ class TrialFilter:
 def recorded_run(recording: Recording, name: str) -> RunRow:
     """Return the run that stands for a recording called ``name``."""
     made_for = recording.provenance
-    texts = {text: getattr(made_for, text) for text in ("backend", "kernels_sha256", "triton", "torch", "driver")}
+    texts = {
+        text: getattr(made_for, text) for text in ("backend", "kernels_sha256", "triton", "torch", "driver", "routing")
+    }
     return RunRow(
         run=name,
         shape=made_for.shape,

@@ -230,6 +230,7 @@ class Store:
             shape=shape,
             device=device,
             ceilings=ceilings,
+            routing=self._routing(row),
             **{name: row[name] for name in _RUN_TEXTS},
             **{name: row[name] for name in _LATER_TEXTS if name in there},
         )

@@ -55,6 +55,14 @@ def test_a_row_holds_all_that_a_trial_says(listed):
     assert (layer["structure"], layer["plan_combine"], layer["verified"]) == (None, "gather_sum", True)
 
 
+def test_the_routing_that_trials_were_timed_under_is_a_column(tmp_path):
+    fill(tmp_path / "trials.sqlite", replace(provenance(), routing="zipf:1.1"))
+    fill(tmp_path / "trials.sqlite", provenance())
+    with Store.to_read(tmp_path / "trials.sqlite") as store:
+        found = [flat(one)["routing"] for one in store.newest(TrialFilter())]
+    assert found == [*["uniform"] * len(TRIALS), *["zipf:1.1"] * len(TRIALS)]
+
+
 def test_columns_hold_what_they_are_declared_to_hold(listed):
     for row in map(flat, listed):
         assert [name for name, value in row.items() if value is not None and type(value) is not COLUMNS[name]] == []
