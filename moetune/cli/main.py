@@ -17,6 +17,7 @@ from moetune.cli.failure import INTERRUPTED, USAGE, fail
 from moetune.cli.output import out
 from moetune.cli.profile import profile
 from moetune.cli.report import report
+from moetune.cli.strategies import app as strategies
 from moetune.cli.sweep import sweep
 from moetune.errors import MissingError
 from moetune_kernels import __version__
@@ -38,6 +39,7 @@ app.command()(profile)
 app.command()(report)
 app.command()(check)
 app.command()(doctor)
+app.add_typer(strategies, name="strategies")
 
 
 @app.callback(help=ABOUT, epilog=CODES, invoke_without_command=True)

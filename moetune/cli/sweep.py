@@ -56,6 +56,10 @@ BudgetOpt = Annotated[
     typer.Option(metavar="SECONDS", help="Wall time to keep to; none by default.", rich_help_panel=_SEARCH),
 ]
 FreshOpt = Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.", rich_help_panel=_SEARCH)]
+StrategyOpt = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Search to use; see `moetune strategies list`.", rich_help_panel=_SEARCH),
+]
 OutOpt = Annotated[
     Path | None,
     typer.Option(
@@ -102,6 +106,7 @@ def sweep(
     device: DeviceOpt = 0,
     target: TargetOpt = None,
     fresh: FreshOpt = False,
+    strategy: StrategyOpt = "guided",
     out_dir: OutOpt = None,
     store: StoreOpt = None,
     record: RecordOpt = None,
@@ -125,6 +130,7 @@ def sweep(
         out_dir=output_dir(out_dir),
         store_path=output_file(store, "--store"),
         fresh=fresh,
+        strategy=strategy,
         model=layer.name,
         seed=0,
         command=command_line(leave_out=LOCAL_OPTIONS),

@@ -40,7 +40,7 @@ class SweepRequest:
     seed: int = 0
     command: str = "moetune sweep"
     record: Path | None = None
-    strategy: str = "staged"
+    strategy: str = "guided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ class Space:
         legal: how many configs ``why_not`` let through before the selection.
         removed: reasons and how often, with their numbers replaced.
         closed: no config outside ``configs`` can be answered (replay).
+        reserve: legal configs that were not chosen: a search may still ask for them.
     """
 
     shape: MoEShape
@@ -44,6 +45,7 @@ class Space:
     legal: int
     removed: Counter[str] = field(default_factory=Counter[str])
     closed: bool = False
+    reserve: tuple[MoEKernelConfig, ...] = ()
 
     def by_promise(self, configs: Sequence[MoEKernelConfig], tokens: int) -> list[MoEKernelConfig]:
         """Return ``configs`` with the most promising for ``tokens`` first; equal guesses keep their order."""
@@ -114,7 +116,9 @@ def candidates(
     """
     found = enumerate_configs(shape, device, role, tokens)
     chosen = select(found.configs, Problem(shape, device, role), tokens, limit)
-    return Space(shape, device, role, tuple(tokens), chosen, len(found.configs), found.removed)
+    taken = set(chosen)
+    reserve = tuple(config for config in found.configs if config not in taken)
+    return Space(shape, device, role, tuple(tokens), chosen, len(found.configs), found.removed, reserve=reserve)
 
 
 def recorded_space(

@@ -12,7 +12,7 @@ from moetune.engine.budget import Budget
 from moetune.engine.costs import LOAD_S, Costs, Entrants
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session
-from moetune.strategies import Staged
+from moetune.strategies import Guided
 from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.shape import MoEShape
@@ -36,7 +36,7 @@ class Sweep:
         ports = Ports(
             journal=backend.journal,
             known={},
-            strategy=Staged,
+            strategy=Guided,
             default_plan=lambda tokens: heuristic_plan(backend.shape, tokens, backend.device),
             write_table=lambda entries, _: folder / "table.json",
             emit=self.events.append,
@@ -58,9 +58,9 @@ def test_240_seconds_are_enough_for_everything_and_nothing_is_said_to_be_left_ou
     assert not sweep.result.stopped_early
     assert sweep.warnings == ["no hardware counters for 18 of 18 entries: no counters here"]  # asked, within the budget
     assert tuple(sweep.result.entries) == LADDER
-    assert 270 <= sweep.backend.calls["compile"] <= 460
+    assert 150 <= sweep.backend.calls["compile"] <= 220  # the default plans' kernels included
     raced = Counter(trial.tokens for trial in sweep.backend.journal.trials)
-    assert min(raced[tokens] for tokens in LADDER) > 100
+    assert min(raced[tokens] for tokens in LADDER) > 30
 
 
 @pytest.mark.parametrize("budget_s", [60.0, 90.0])
