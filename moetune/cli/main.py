@@ -17,6 +17,7 @@ from moetune.cli.failure import INTERRUPTED, USAGE, fail
 from moetune.cli.output import out
 from moetune.cli.profile import profile
 from moetune.cli.report import report
+from moetune.cli.strategies import app as strategies
 from moetune.cli.sweep import sweep
 from moetune.cli.trials import trials
 from moetune.errors import MissingError
@@ -40,6 +41,7 @@ app.command()(report)
 app.command()(trials)
 app.command()(check)
 app.command()(doctor)
+app.add_typer(strategies, name="strategies")
 
 
 @app.callback(help=ABOUT, epilog=CODES, invoke_without_command=True)

@@ -76,6 +76,10 @@ StrictOpt = Annotated[
         rich_help_panel=_SEARCH,
     ),
 ]
+StrategyOpt = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Search to use; see `moetune strategies list`.", rich_help_panel=_SEARCH),
+]
 OutOpt = Annotated[
     Path | None,
     typer.Option(
@@ -129,6 +133,7 @@ def sweep(
     structures: StructuresOpt = None,
     space: SpaceOpt = None,
     fresh: FreshOpt = False,
+    strategy: StrategyOpt = "guided",
     out_dir: OutOpt = None,
     store: StoreOpt = None,
     record: RecordOpt = None,
@@ -156,6 +161,7 @@ def sweep(
         out_dir=output_dir(out_dir),
         store_path=output_file(store, "--store"),
         fresh=fresh,
+        strategy=strategy,
         model=layer.name,
         seed=0,
         command=command_line(leave_out=LOCAL_OPTIONS),

@@ -52,7 +52,7 @@ class Bench:
         screened: latest screening of every choice; starts with what earlier runs left, finals that crashed included.
         compiled: what the compiler reported of every kernel that may run.
         loaded: kernels that this process launched at least once.
-        compiles: kernels that went to the compiler.
+        compiles: kernels of each role that went to the compiler.
         why_outside: which of the user's limits removes a kernel from the race; what is outside is compiled and timed
             only as part of the default plan, and no trial says so, since another sweep has other limits.
     """
@@ -65,7 +65,7 @@ class Bench:
         default_factory=dict[tuple[Role, MoEKernelConfig], Compiled]
     )
     loaded: set[tuple[Role, MoEKernelConfig]] = field(default_factory=set[tuple[Role, MoEKernelConfig]])
-    compiles: int = 0
+    compiles: Counter[Role] = field(default_factory=Counter[Role])
     trials: int = 0
     failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
     why_outside: Callable[[Role, MoEKernelConfig], str | None] = lambda _, __: None
@@ -95,7 +95,7 @@ class Bench:
         for role, configs in todo.items():
             cut = deadline.after(len(configs) / max(total - done - left, 1))
             for place, (config, result) in enumerate(self.backend.compile(role, configs), start=1):
-                self.compiles += 1
+                self.compiles[role] += 1
                 done, failed = done + 1, failed + (not self._take(role, config, result))
                 self.emit(CompileProgress(done, total, failed))
                 if cut.passed and place < len(configs):
@@ -184,6 +184,15 @@ class Bench:
     def known(self, role: Role, tokens: int, config: MoEKernelConfig) -> Trial | None:
         """Return the latest screening of a config at one token count."""
         return self.screened.get((SUBJECT_OF[role], tokens, config))
+
+    def ended(self, role: Role, tokens: int) -> dict[MoEKernelConfig, Outcome]:
+        """Return the latest outcome of every config tried at one token count; compiler's failures count at each."""
+        subject = SUBJECT_OF[role]
+        return {
+            config: trial.outcome
+            for (known, count, config), trial in self.screened.items()
+            if known is subject and count in (tokens, EVERY_COUNT) and isinstance(config, MoEKernelConfig)
+        }
 
     def forget(self, role: Role, tokens: int, config: MoEKernelConfig) -> None:
         """Drop what is known of a config at one token count, so that it can be tried again."""

@@ -1,53 +1,64 @@
-"""What finished token counts teach the next one: which configs are promising there, hopeless, or winners."""
+"""What finished token counts teach the next one: every trial of the sweep, and the winning plans."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from moetune.engine.schedule import nearest
+from moetune.engine.schedule import Quota, nearest
 from moetune.space import Space, sensible_block_ms
+from moetune.space.prior import Problem, predict
+from moetune.strategies.base import Terrain, TrialLog
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
 REACH = 8.0  # times the token count; further away another bottleneck rules
-# This far behind the best at every near count: in two recorded ladders no winner was over 1.16 times it there.
-HOPELESS_RATIO = 1.3
 
 
 @dataclass
 class Memory:
-    """Times over the best, per role and finished token count, and the winning plans."""
+    """The log that all searches of a sweep share, the winners, and the prior's guesses made so far."""
 
-    ratios: dict[tuple[Role, int], dict[MoEKernelConfig, float]] = field(
-        default_factory=dict[tuple[Role, int], dict[MoEKernelConfig, float]]
-    )
+    log: TrialLog = field(default_factory=TrialLog)
     winners: dict[int, LayerPlan] = field(default_factory=dict[int, LayerPlan])
+    guesses: dict[tuple[Role, int, MoEKernelConfig], float] = field(
+        default_factory=dict[tuple[Role, int, MoEKernelConfig], float]
+    )
 
-    def pool(self, space: Space, compiled: Sequence[MoEKernelConfig], tokens: int) -> list[MoEKernelConfig]:
-        """Return the compiled configs worth racing at ``tokens``, the most promising first.
-
-        What was measured at this very count decides the order, else at near ones; a guess from tiles and waves orders
-        the rest.
-        """
+    def terrain(
+        self,
+        space: Space,
+        compiled: Iterable[MoEKernelConfig],
+        tokens: int,
+        quota: Quota,
+        seeds: Iterable[MoEKernelConfig] = (),
+    ) -> Terrain:
+        """Return where a search may go at ``tokens``: the heights that make sense there, and what is known."""
+        problem = Problem(space.shape, space.device, space.role)
         sensible = set(sensible_block_ms(space.shape, tokens))
-        guessed = space.by_promise([config for config in compiled if config.block_m in sensible], tokens)
-        near = [self.ratios[space.role, count] for count in nearest(self._done(space.role), tokens, REACH)]
-        known = dict(self.ratios.get((space.role, tokens), {}))
-        for config in guessed:
-            if config in known:
-                continue
-            seen = [ratios[config] for ratios in near if config in ratios]
-            if seen:
-                known[config] = min(seen)
-        measured = sorted((config for config in guessed if config in known), key=lambda config: known[config])
-        hopeful = [config for config in measured if known[config] <= HOPELESS_RATIO]
-        return hopeful + [config for config in guessed if config not in known]
+
+        def guess(config: MoEKernelConfig, count: int) -> float:
+            key = space.role, count, config
+            if key not in self.guesses:
+                self.guesses[key] = predict(config, problem, count)
+            return self.guesses[key]
+
+        is_compiled = dict.fromkeys(config for config in compiled if config.block_m in sensible)
+        reserve = (*space.configs, *space.reserve)
+        return Terrain(
+            problem=problem,
+            tokens=tokens,
+            compiled=tuple(sorted(is_compiled, key=lambda config: guess(config, tokens))),
+            reserve=tuple(config for config in reserve if config.block_m in sensible and config not in is_compiled),
+            neighbours=lambda config: space.neighbours(config, tokens),
+            guess=guess,
+            kernels=quota.kernels,
+            trials=quota.trials,
+            seeds=tuple(seeds),
+            log=self.log,
+        )
 
     def neighbours(self, tokens: int) -> list[LayerPlan]:
         """Return the winners of the nearest finished token counts."""
         found = [self.winners[count] for count in nearest(list(self.winners), tokens, REACH)]
         return list(dict.fromkeys(found))
-
-    def _done(self, role: Role) -> list[int]:
-        return [count for known_role, count in self.ratios if known_role is role]

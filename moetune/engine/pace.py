@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.engine.bench import Bench
 from moetune.engine.budget import Allowance, Budget
 from moetune.engine.costs import Costs, Entrants
-from moetune.engine.schedule import FEWEST_POLISH, anchors, polish_by_count
+from moetune.engine.schedule import Quota, carried_over, quotas
 from moetune.space import Space, sensible_block_ms
 from moetune.space.load import ExpertLoad
 from moetune_kernels.config import MoEKernelConfig, Role
 
 COUNTERS_SHARE = 0.2  # of the budget: hardware counters that would take more are left out
 COUNTERS_CAUTION = 1.15
-KEPT_SHARE = 0.8  # of the compiled kernels are raced where finished counts are near: the others proved hopeless
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Pace:
         bench: what is compiled, loaded and known.
         spaces: the candidates of each role.
         tokens: the whole ladder.
-        polish: neighbours that may be compiled, both roles and all counts together.
+        polish: kernels that searches may have compiled, both roles and all counts together.
     """
 
     budget: Budget
@@ -39,11 +39,10 @@ class Pace:
     polish: int
 
     def __post_init__(self) -> None:
-        self._most_compiles = self.bench.compiles + self.polish
-        self._anchors = anchors(self.tokens)
+        self._first_round = Counter(self.bench.compiles)
         shape = self.costs.shape
         rows = {tokens: ExpertLoad.of(shape, tokens).rows for tokens in self.tokens}
-        self._polish = polish_by_count(rows, self.polish // len(Role))
+        self._quotas = quotas(rows, self.polish // len(Role))
         self._sensible = {tokens: set(sensible_block_ms(shape, tokens)) for tokens in self.tokens}
 
     @property
@@ -76,10 +75,10 @@ class Pace:
         if not was_cut or seen_s > foreseen_s:
             self.costs.learn(foreseen_s, seen_s)
 
-    def polish_of(self, tokens: int) -> int:
-        """Return how many neighbours one role may compile at ``tokens``, if time allows."""
-        left = (self._most_compiles - self.bench.compiles) // len(Role)
-        return min(self._polish[tokens], left) if left >= FEWEST_POLISH else 0
+    def quota(self, role: Role, tokens: int) -> Quota:
+        """Return what a race of ``role`` may try at ``tokens``, and compile if time allows."""
+        spent = self.bench.compiles[role] - self._first_round[role]
+        return carried_over(self._quotas, tokens, spent)
 
     def _entrants(self, tokens: int, loaded: set[tuple[Role, MoEKernelConfig]]) -> dict[Role, Entrants]:
         """Count the kernels to time at ``tokens``, and add those to ``loaded`` that will be loaded there."""
@@ -90,8 +89,9 @@ class Pace:
                 for config in self.bench.inside(role)
                 if config.block_m in self._sensible[tokens] and self.bench.known(role, tokens, config) is None
             ]
-            fresh = {(role, config) for config in pool} - loaded
-            loaded |= fresh
-            share = 1.0 if tokens in self._anchors else KEPT_SHARE
-            found[role] = Entrants(round(share * len(pool)), len(fresh), self.polish_of(tokens))
+            quota = self.quota(role, tokens)
+            count = min(quota.trials, len(pool))
+            unloaded = [config for config in pool if (role, config) not in loaded][:count]
+            loaded.update((role, config) for config in unloaded)
+            found[role] = Entrants(count, len(unloaded), min(quota.kernels, quota.trials))
         return found

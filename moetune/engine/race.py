@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from moetune.engine.bench import Bench, Gate, time_of
 from moetune.engine.budget import Deadline
@@ -11,7 +12,7 @@ from moetune.outcome import Failed, FailureKind, Measured
 from moetune.strategies.base import Strategy
 from moetune_kernels.config import MoEKernelConfig, Role
 
-BATCH = 16  # configs asked for at once; a polish batch is one round of the compile pool
+BATCH = 24  # configs asked for at once, at most; those to compile are one round of the compile pool
 SAFE_ENTRANTS = 6  # configs that race even when the deadline has passed, so that there is something to pick
 OVERALL_RATIO = 1.6  # a block_m this far behind cannot be made good by the other GEMM
 
@@ -99,18 +100,9 @@ class Race:
             right = right and self._outcome_kind(config) is not FailureKind.WRONG
         return right
 
-    def ratios(self) -> dict[MoEKernelConfig, float]:
-        """Return every raced config's time over the best one's; infinite for one that failed."""
-        times = {
-            config: time_of(trial.outcome)
-            for (subject, tokens, config), trial in self.bench.screened.items()
-            if subject.value == self.role.value and tokens == self.tokens and isinstance(config, MoEKernelConfig)
-        }
-        best = min(times.values(), default=float("inf"))
-        return {config: time_us / best if best < float("inf") else 1.0 for config, time_us in times.items()}
-
     def _enter(self, strategy: Strategy, gate: Gate) -> list[MoEKernelConfig]:
-        entrants: list[MoEKernelConfig] = []
+        """Return all that were asked for, and those that an earlier race at this token count left."""
+        entrants = [config for config, end in self.bench.ended(self.role, self.tokens).items() if time_of(end) < inf]
         while asked := strategy.ask(BATCH):
             if self._is_cut(len(entrants)):
                 break
@@ -120,7 +112,7 @@ class Race:
                     break
                 strategy.tell(config, self.bench.enter(self.role, self.tokens, config, gate))
                 entrants.append(config)
-        return entrants
+        return list(dict.fromkeys(entrants))
 
     def _is_cut(self, place: int) -> bool:
         """Whether the deadline cuts the entrant at ``place``; remembered, because the result is then a quick pick."""

@@ -49,7 +49,7 @@ class SweepRequest:
     seed: int = 0
     command: str = "moetune sweep"
     record: Path | None = None
-    strategy: str = "staged"
+    strategy: str = "guided"
     routing: Routing = UNIFORM
     noise: float = NOISE
     strict: bool = False

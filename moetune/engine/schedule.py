@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 ANCHORS = 5  # the first counts, spread over the ladder; the others profit from what those found
-KERNELS_PER_BUDGET_S = 0.115  # per compile worker: an eighth of the budget goes to compiling, a second of CPU each
-FEWEST_KERNELS, MOST_KERNELS = 48, 420  # both roles together
-POLISH_SHARE = 0.35  # of the kernels: kept for the neighbours of winners
-# Polish by rows per expert: few rows are flat (a dozen configs within 2%), from here on tiles are needles. The anchors
+KERNELS_PER_BUDGET_S = 0.2  # per compile worker: a fifth of the budget goes to compiling, a second of CPU each
+FEWEST_KERNELS, MOST_KERNELS = 48, 210  # both roles together; searches leave some of them
+POLISH_SHARE = 0.7  # of the kernels: kept for what the trials of token counts ask for
+# These by rows per expert: few rows are flat (a dozen configs within 2%), from here on tiles are needles. The anchors
 # among them pass on what they find.
 NEEDLE_ROWS = 48
-NEEDLE_WEIGHT, NEEDLE_ANCHOR_WEIGHT, FLAT_WEIGHT, FLAT_ANCHOR_WEIGHT = 2, 5, 0, 2
-FEWEST_POLISH = 4  # neighbours of one race: fewer are not worth a round of the compile pool
+NEEDLE_WEIGHT, NEEDLE_ANCHOR_WEIGHT, FLAT_WEIGHT, FLAT_ANCHOR_WEIGHT = 2, 5, 0, 4
+FEWEST_POLISH = 4  # kernels of one race: fewer are not worth a round of the compile pool
+ANCHOR_TRIALS, TRIALS = 36, 16  # of one role; searches stop earlier where nothing promises a gain
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What the plan of a sweep has for one race: trials, and how many of them may need a compile."""
+
+    trials: int
+    kernels: int
 
 
 def anchors(tokens: Sequence[int]) -> list[int]:
@@ -33,15 +43,46 @@ def order(tokens: Sequence[int]) -> list[int]:
     return first + [count for count in sorted(set(tokens)) if count not in first]
 
 
+def quotas(rows: Mapping[int, float], kernels: int) -> dict[int, Quota]:
+    """Return what each race of a token count has, one role's share.
+
+    Args:
+        rows: mean rows per expert of each token count of the ladder.
+        kernels: to compile after the first round for all counts together, one role.
+    """
+    first, polish = set(anchors(list(rows))), polish_by_count(rows, kernels)
+    return {
+        tokens: Quota(trials=ANCHOR_TRIALS if tokens in first else TRIALS, kernels=polish[tokens]) for tokens in rows
+    }
+
+
+def carried_over(plan: Mapping[int, Quota], tokens: int, spent: int) -> Quota:
+    """Return the quota at ``tokens`` with the kernels that earlier races of the plan left, where it has any.
+
+    Args:
+        plan: the quota of every token count, one role's share.
+        tokens: the count whose turn it is.
+        spent: kernels that races of this role asked for so far.
+
+    >>> plan = {1: Quota(8, 4), 64: Quota(8, 4), 4096: Quota(8, 4)}
+    >>> carried_over(plan, 4096, spent=5)
+    Quota(trials=8, kernels=7)
+    """
+    quota, counts = plan[tokens], order(list(plan))
+    earlier = sum(plan[count].kernels for count in counts[: counts.index(tokens)])
+    kernels = quota.kernels + earlier - spent if quota.kernels else 0
+    return replace(quota, kernels=max(min(kernels, quota.trials), 0))
+
+
 def polish_by_count(rows: Mapping[int, float], kernels: int) -> dict[int, int]:
-    """Return how many neighbours of winners each race of a token count may compile, one role's share.
+    """Return how many kernels each race of a token count may compile, one role's share.
 
     Args:
         rows: mean rows per expert of each token count of the ladder.
         kernels: for all counts together, one role.
 
     >>> polish_by_count({1: 1.0, 64: 16.0, 1024: 256.0}, 48)
-    {1: 10, 64: 10, 1024: 26}
+    {1: 14, 64: 14, 1024: 18}
     """
     first = anchors(list(rows))
     weights = {tokens: FLAT_WEIGHT if rows[tokens] < NEEDLE_ROWS else NEEDLE_WEIGHT for tokens in rows}
@@ -56,8 +97,8 @@ def polish_by_count(rows: Mapping[int, float], kernels: int) -> dict[int, int]:
 def affordable_kernels(budget_s: float | None, workers: int) -> int:
     """Return how many kernels a sweep may compile, both roles and the polish together.
 
-    >>> affordable_kernels(240.0, 15)
-    414
+    >>> affordable_kernels(40.0, 15)
+    120
     """
     if budget_s is None:
         return MOST_KERNELS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moetune.engine.backend import Backend, Ceilings
@@ -36,13 +36,13 @@ from moetune.engine.within import Within
 from moetune.errors import RunError
 from moetune.outcome import Failed, FailureKind, Measured, Trial
 from moetune.space import FREE, Limits, Space, candidates, recorded_space, require_something
-from moetune.strategies.base import StrategyFactory, Terrain
-from moetune_kernels.config import MoEKernelConfig, Role
+from moetune.strategies.base import Strategy, StrategyFactory
+from moetune_kernels.config import Role
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.table import Entry
 
 ENOUGH_KERNELS = 30  # compiled at once tell the speed of the pool
-ENOUGH_NEWS = 8  # kernels that a token count has not raced yet are worth another look
+ENOUGH_NEWS = 8  # kernels that the searches still want to try at a token count are worth another look
 COUNTERS_LIMIT_S = 120.0  # a profiler that has not answered by then is stuck
 
 
@@ -54,7 +54,7 @@ class Job:
         tokens: token counts, each at least 1.
         budget: wall time, running.
         kernels: how many kernels the first round compiles, both roles together.
-        polish: how many neighbours of winners are compiled afterwards, both roles together.
+        polish: how many kernels the searches may have compiled afterwards, both roles together.
         seed: of the strategies that draw.
         noise: the share of a time under which two plans are equal.
         strict: write no entry that was measured while the GPU was held down.
@@ -241,9 +241,9 @@ class Session:
 
     def _raced_plans(self, tokens: int, allowance: Allowance) -> tuple[list[LayerPlan], bool]:
         """Return the finalists of both races, and whether one of these was cut short."""
-        polish = self._pace.polish_of(tokens) if allowance.polish else 0
-        gate_up, cut_gate_up = self._race(Role.GATE_UP, tokens, allowance.gate_up_deadline, polish)
-        down, cut_down = self._race(Role.DOWN, tokens, allowance.down_deadline, polish)
+        may_compile = allowance.polish
+        gate_up, cut_gate_up = self._race(Role.GATE_UP, tokens, allowance.gate_up_deadline, may_compile)
+        down, cut_down = self._race(Role.DOWN, tokens, allowance.down_deadline, may_compile)
         routing_us: dict[int, float] = {}
         for block_m in block_ms(gate_up, down):
             routing = self._bench.routing(tokens, block_m)
@@ -256,20 +256,29 @@ class Session:
         finalists = FINALISTS if allowance.polish else FEW_FINALISTS
         return [composed.plan for composed in compose(gate_up, down, routing_us, finalists)], bool(cut)
 
-    def _race(self, role: Role, tokens: int, deadline: Deadline, polish: int) -> tuple[list[Standing], bool]:
-        space = self._spaces[role]
-        terrain = Terrain(
-            coarse=tuple(self._pool(role, tokens)),
-            neighbours=lambda config: space.neighbours(config, tokens),
-            polish=polish,
-        )
+    def _race(
+        self,
+        role: Role,
+        tokens: int,
+        deadline: Deadline,
+        may_compile: bool,  # noqa: FBT001  # of the budget, no mode
+    ) -> tuple[list[Standing], bool]:
         race = Race(self._bench, role, tokens, deadline)
-        standings = race.run(self.ports.strategy(terrain, self.job.seed))
-        self._memory.ratios[role, tokens] = race.ratios()
+        standings = race.run(self._search(role, tokens, may_compile=may_compile))
+        for config, outcome in self._bench.ended(role, tokens).items():
+            self._memory.log.record(role, tokens, config, outcome)
         return standings, race.was_cut
 
-    def _pool(self, role: Role, tokens: int) -> list[MoEKernelConfig]:
-        return self._memory.pool(self._spaces[role], self._bench.inside(role), tokens)
+    def _search(self, role: Role, tokens: int, *, may_compile: bool) -> Strategy:
+        quota = self._pace.quota(role, tokens)
+        terrain = self._memory.terrain(
+            self._spaces[role],
+            self._bench.inside(role),
+            tokens,
+            quota if may_compile else replace(quota, kernels=0),
+            seeds=[plan.config(role) for plan in (self.ports.default_plan(tokens), *self._memory.neighbours(tokens))],
+        )
+        return self.ports.strategy(terrain, self.job.seed)
 
     # after the last token count
 
@@ -287,13 +296,14 @@ class Session:
                 self._one_count([tokens])
 
     def _has_news(self, tokens: int) -> bool:
-        unknown = [
+        """Whether the searches would try a few kernels here that the sweep compiled for other counts."""
+        news = [
             config
             for role in Role
-            for config in self._pool(role, tokens)
+            for config in self._search(role, tokens, may_compile=False).ask(ENOUGH_NEWS)
             if not self._bench.known(role, tokens, config)
         ]
-        return len(unknown) >= ENOUGH_NEWS
+        return len(news) >= ENOUGH_NEWS
 
     def _count_winners(self) -> None:
         """Read hardware counters for the winners, where machine and budget allow it; else figures stay as they are."""

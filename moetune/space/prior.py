@@ -2,12 +2,15 @@
 
 The unit is arbitrary (the time of one FLOP on one multiprocessor). Memory-bound sizes are flat, compute-bound ones are
 needles that tiles and waves find at once, so the guess only has to rank tiles that differ a lot.
+
+The rates are rounded from a fit to two recorded H200 layers each, checked on the third: the fits agreed, and every
+third layer was ranked better than before (reports/2026-12-01-search-on-recordings.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log2
 
 from moetune.space.load import ExpertLoad
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
@@ -18,15 +21,21 @@ FLOPS_PER_BYTE = 190.0  # dense bf16 FLOP/s over bytes/s that an H200 reaches: 8
 REGISTERS_PER_SM = 65_536
 REGISTERS_BESIDE_ACCUMULATORS = 64  # addresses, masks and operands of a thread (sm_90, gather kernel)
 MAX_BLOCKS_PER_SM = 8
-IN_FLIGHT_BYTES = 65_536  # weight bytes under way per multiprocessor that keep an H200's memory busy
-MMA_SYNC_RATE = 0.55  # of wgmma's rate: mma.sync is what tiles under 64 rows or 4 warps get on sm_90
-# A tile of m x n outputs reads 1/m + 1/n operands per FLOP. Up to 1/70 the tensor cores bind, beyond it the operands'
-# way into shared memory: at 16384 tokens on an H200 64x64 took 2.1 times the time of 128x128, 64x128 1.3 to 1.5 times,
-# 64x256 1.07 times, and 128x256 was no faster.
-OPERANDS_PER_FLOP = 1 / 70
-STAGE_RATE = {1: 0.5, 2: 0.8, 3: 0.95}  # of the rate with four stages or more
-DEPTH_RATE = {16: 0.6, 32: 0.85, 64: 1.0, 128: 0.98, 256: 0.9}
-STRUCTURE_RATE = {Structure.GATHER: 0.88, Structure.TMA: 0.96, Structure.TMA_PERMUTE: 1.0}
+# Compute and memory overlap, but not wholly: the longer of the two rules, and the other shows through. That is what
+# tells tiles apart where all of them wait for memory.
+OVERLAP = 3.0
+IN_FLIGHT_BYTES = 100_000  # weight bytes under way per multiprocessor that keep an H200's memory busy
+STARVED = 0.25  # exponent: half of these bytes under way cost a sixth of the bandwidth
+USED_STAGES = 0.5  # of a prefetch distance: on average so much of the stage being multiplied is not under way
+HEIGHT_COST = 0.0125  # memory time per doubling of a tile's height over 16 rows: rows that are masked are still fetched
+MMA_SYNC_RATE = 0.8  # of wgmma's rate: mma.sync is what tiles under 64 rows or 4 warps get on sm_90
+# A tile of m x n outputs reads 1/m + 1/n operands per FLOP. Up to 1/64 the tensor cores bind, beyond it the operands'
+# way into shared memory.
+OPERANDS_PER_FLOP = 1 / 64
+LOWEST_TILE = 16  # rows
+STAGE_RATE = {1: 0.5, 2: 0.78}  # of the rate with three stages or more
+DEPTH_RATE = {16: 0.6, 32: 0.92, 64: 1.0, 128: 0.92, 256: 0.84}
+STRUCTURE_RATE = {Structure.GATHER: 0.87, Structure.TMA: 0.95, Structure.TMA_PERMUTE: 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,9 @@ def predict(config: MoEKernelConfig, problem: Problem, tokens: int) -> float:
     # A last wave that fills only some multiprocessors still lasts as long as its tiles.
     busiest = min(waves * blocks, ceil(tiles / problem.device.sm_count) + blocks - 1)
     compute = busiest * tile_flops / _tensor_rate(config, problem)
-    return max(compute, _memory_time(config, problem, load, tiles)) + 0.02 * compute + _copy_time(config, problem, load)
+    memory = _memory_time(config, problem, load, tiles)
+    longer, shorter = max(compute, memory), min(compute, memory)
+    return longer * (1.0 + (shorter / longer) ** OVERLAP) ** (1.0 / OVERLAP) + _copy_time(config, problem, load)
 
 
 def blocks_per_sm(config: MoEKernelConfig, problem: Problem) -> int:
@@ -81,11 +92,9 @@ def _tensor_rate(config: MoEKernelConfig, problem: Problem) -> float:
     """Return the share of the tensor cores' rate that a multiprocessor full of such tiles reaches."""
     width = problem.matrices * config.block_n
     operands = 1.0 / max(config.block_m, 64) + 1.0 / width  # lower tiles do not get far enough to be held up by it
-    rate = min(1.0, OPERANDS_PER_FLOP / operands) / (1.0 + 2.0 / config.block_m + 2.0 / width)
+    rate = min(1.0, OPERANDS_PER_FLOP / operands) / (1.0 + 2.0 / width)
     if problem.device.sm >= 90 and (config.block_m < 64 or config.num_warps < 4):
         rate *= MMA_SYNC_RATE
-    if config.num_warps == 8 and config.block_m * width < 128 * 128:
-        rate *= 0.9  # two warpgroups on a small tile wait for each other more than they work
     return (
         rate
         * STAGE_RATE.get(config.prefetch_distance, 1.0)
@@ -103,8 +112,9 @@ def _memory_time(config: MoEKernelConfig, problem: Problem, load: ExpertLoad, ti
     stage = problem.matrices * config.block_n * config.block_k * ACTIVATION_BYTES
     depth = min(config.prefetch_distance, ceil(problem.depth / config.block_k))
     resident = min(float(blocks_per_sm(config, problem)), max(tiles / problem.device.sm_count, 0.05))
-    reached = min(1.0, resident * depth * stage / IN_FLIGHT_BYTES) ** 0.5
-    return (weights * passes**0.5 + rows) * FLOPS_PER_BYTE / problem.device.sm_count / reached
+    reached = min(1.0, resident * (depth - USED_STAGES) * stage / IN_FLIGHT_BYTES) ** STARVED
+    tall = 1.0 + HEIGHT_COST * log2(config.block_m / LOWEST_TILE)
+    return (weights * passes**0.5 + rows) * tall * FLOPS_PER_BYTE / problem.device.sm_count / reached
 
 
 def _copy_time(config: MoEKernelConfig, problem: Problem, load: ExpertLoad) -> float:

@@ -42,6 +42,7 @@ class Space:
         heights: the tile heights that are left.
         ceilings: legal configs by the lowest shared-memory ceiling that they keep to, as far as the estimate tells.
         firsts: the config that stands for all with the same clamped form.
+        reserve: legal configs that were not chosen: a search may still ask for them.
     """
 
     shape: MoEShape
@@ -58,6 +59,7 @@ class Space:
     heights: frozenset[int] = frozenset()
     ceilings: Counter[int] = field(default_factory=Counter[int])
     firsts: Mapping[MoEKernelConfig, MoEKernelConfig] = field(default_factory=dict[MoEKernelConfig, MoEKernelConfig])
+    reserve: tuple[MoEKernelConfig, ...] = ()
 
     def by_promise(self, configs: Sequence[MoEKernelConfig], tokens: int) -> list[MoEKernelConfig]:
         """Return ``configs`` with the most promising for ``tokens`` first; equal guesses keep their order."""
@@ -176,12 +178,14 @@ def candidates(
         lambda config: ground.why_not(config) is None and ground.why_outside(config) is None,
         limits.max_registers,
     )
+    chosen = select(found.configs, selector, limit)
+    taken = set(chosen)
     return Space(
         shape,
         device,
         role,
         tuple(tokens),
-        select(found.configs, selector, limit),
+        chosen,
         len(found.legal),
         found.removed,
         limits=limits,
@@ -192,6 +196,11 @@ def candidates(
             smem_ceiling(config.smem_estimate(device.sm, shape, role), device) for config in found.configs
         ),
         firsts=found.legal,
+        reserve=tuple(
+            config
+            for config in found.configs
+            if config not in taken and config.max_registers in (None, limits.max_registers)
+        ),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from moetune.outcome import Outcome
-from moetune_kernels.config import MoEKernelConfig
+from moetune.outcome import Measured, Outcome
+from moetune.space.prior import Problem
+from moetune_kernels.config import MoEKernelConfig, Role
+
+Guess = Callable[[MoEKernelConfig, int], float]
 
 
 class Strategy(Protocol):
@@ -18,27 +21,66 @@ class Strategy(Protocol):
     """
 
     def ask(self, count: int) -> Sequence[MoEKernelConfig]:
-        """Return at most ``count`` configs to try next; none means that the search is over."""
+        """Return at most ``count`` configs to try next.
+
+        None while answers are missing means that the search waits for them; none when all were told, that it is over.
+        """
         ...
 
     def tell(self, config: MoEKernelConfig, outcome: Outcome) -> None:
-        """Take the end of one trial that was asked for."""
+        """Take the end of one trial that was asked for; told again, the later outcome holds."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
+class TrialLog:
+    """How every trial of a sweep so far ended: what all searches of the sweep share. The latest outcome holds."""
+
+    _times: dict[tuple[Role, int], dict[MoEKernelConfig, float]] = field(
+        default_factory=dict[tuple[Role, int], dict[MoEKernelConfig, float]]
+    )
+
+    def record(self, role: Role, tokens: int, config: MoEKernelConfig, outcome: Outcome) -> None:
+        """Keep the end of one trial in place of an earlier one of the same config at this token count."""
+        time_us = outcome.median_us if isinstance(outcome, Measured) else float("inf")
+        self._times.setdefault((role, tokens), {})[config] = time_us
+
+    def times_us(self, role: Role, tokens: int) -> Mapping[MoEKernelConfig, float]:
+        """Return the time of every config tried at a token count; infinite for one that failed."""
+        return self._times.get((role, tokens), {})
+
+    def counts(self, role: Role) -> list[int]:
+        """Return the token counts with trials of ``role``, ascending."""
+        return sorted(tokens for known, tokens in self._times if known is role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terrain:
-    """Where a strategy may go.
+    """Where a strategy may go, and what is known of it.
 
     Args:
-        coarse: configs that are compiled already, the most promising first.
-        neighbours: legal configs one step from a config, those that change most first.
-        polish: how many configs outside ``coarse`` may be asked for; each costs a compile.
+        problem: the GEMM.
+        tokens: the token count.
+        compiled: configs that are compiled already: trying one costs a few launches.
+        reserve: other legal configs: trying one costs a compile first.
+        neighbours: legal configs one step from a config, those that change most first; some are in neither list.
+        guess: the prior's time of a config at any token count, in arbitrary units.
+        kernels: how many configs outside ``compiled`` a search may ask for that keeps to the sweep's plan.
+        trials: how many configs it may ask for in all.
+        seeds: configs that won elsewhere; they may lie outside ``compiled``.
+        log: the trials of this sweep so far; strategies read it.
     """
 
-    coarse: tuple[MoEKernelConfig, ...]
+    problem: Problem
+    tokens: int
+    compiled: tuple[MoEKernelConfig, ...]
+    reserve: tuple[MoEKernelConfig, ...] = ()
     neighbours: Callable[[MoEKernelConfig], Sequence[MoEKernelConfig]]
-    polish: int = 0
+    guess: Guess
+    kernels: int = 0
+    trials: int
+    seeds: tuple[MoEKernelConfig, ...] = ()
+    log: TrialLog = field(default_factory=TrialLog)
 
 
 StrategyFactory = Callable[[Terrain, int], Strategy]

@@ -1,4 +1,4 @@
-"""Try every compiled config, in the given order."""
+"""Try every legal config: the truth that other searches are compared with."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from moetune_kernels.config import MoEKernelConfig
 
 
 class Exhaustive:
-    """All of the terrain's compiled configs, the most promising first."""
+    """All of the terrain, compiled or not, the most promising first. It knows no limit but a deadline."""
 
     def __init__(self, terrain: Terrain, seed: int = 0) -> None:
         del seed  # nothing is drawn
-        self._waiting = list(terrain.coarse)
+        everything = dict.fromkeys((*terrain.compiled, *terrain.reserve))
+        self._waiting = sorted(everything, key=lambda config: terrain.guess(config, terrain.tokens))
 
     def ask(self, count: int) -> Sequence[MoEKernelConfig]:
         """Return the next ``count`` configs."""

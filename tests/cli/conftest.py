@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from moetune.outcome import Compiled, Figure, Measured, Source, Stage, Subject, Trial
@@ -112,6 +114,7 @@ def documented(no_gpu):
     ):
         if shape.key in SHIPPED:
             ship(no_gpu, shape)
+            ship(Path("moetune/recordings"), shape)  # where a checkout has them, for commands that take a file
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "cli.md").read_text("utf-8")
 EXAMPLES = [
     line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
 ]
-COMMANDS = ("sweep", "profile", "report", "trials", "check", "doctor")
+COMMANDS = ("sweep", "strategies", "profile", "report", "trials", "check", "doctor")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from moetune.engine.finals import Finals, Verdict
 from moetune.engine.last_heat import FIRST_BLOCK
 from moetune.engine.race import Race, Standing
 from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject, Trial
+from moetune.space.prior import Problem
 from moetune.strategies import Exhaustive, Terrain
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
@@ -268,7 +269,17 @@ def test_kernels_timed_in_longer_bursts_are_not_beaten_by_those_timed_once(fake_
     never = Deadline(inf, lambda: 0.0)
     bench.compile({Role.DOWN: configs}, never)
     tired.open(64)
-    strategy = Exhaustive(Terrain(coarse=tuple(configs), neighbours=lambda _: ()))
+    problem = Problem(tired.shape, tired.device, Role.DOWN)
+    strategy = Exhaustive(
+        Terrain(
+            problem=problem,
+            tokens=64,
+            compiled=tuple(configs),
+            neighbours=lambda _: (),
+            guess=lambda *_: 1.0,
+            trials=100,
+        )
+    )
     standings = Race(bench, Role.DOWN, 64, never).run(strategy)
     assert [standing.config.block_n for standing in standings[:3]] == [16, 16, 16]
     assert standings[0].measured.samples == 25

@@ -20,7 +20,7 @@ from moetune.engine.session import Job, Ports, Session
 from moetune.errors import RunError
 from moetune.outcome import Failed, Stage, Subject
 from moetune.store import Store
-from moetune.strategies import Staged
+from moetune.strategies import Exhaustive
 from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 
@@ -68,7 +68,7 @@ def sweep(tmp_path, monkeypatch):
         ports = Ports(
             journal=journal,
             known={},
-            strategy=Staged,
+            strategy=InOrder,
             default_plan=lambda tokens: heuristic_plan(backend.shape, tokens, backend.device),
             write_table=lambda entries, _: folder / "table.json",
             emit=seen.append,
@@ -81,6 +81,13 @@ def sweep(tmp_path, monkeypatch):
             assert planted_gpu.alive(folder) == []
 
     return sweep
+
+
+class InOrder(Exhaustive):
+    """Everything compiled in a fixed order: whoever fails, the others are tried all the same."""
+
+    def __init__(self, terrain, seed=0):
+        super().__init__(replace(terrain, reserve=()), seed)
 
 
 def starts(tmp_path, name):

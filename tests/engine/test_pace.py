@@ -12,7 +12,7 @@ from moetune.engine.budget import Budget
 from moetune.engine.costs import LOAD_S, Costs, Entrants
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session
-from moetune.strategies import Staged
+from moetune.strategies import Guided
 from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.shape import MoEShape
@@ -36,7 +36,7 @@ class Sweep:
         ports = Ports(
             journal=backend.journal,
             known={},
-            strategy=Staged,
+            strategy=Guided,
             default_plan=lambda tokens: heuristic_plan(backend.shape, tokens, backend.device),
             write_table=lambda entries, _: folder / "table.json",
             emit=self.events.append,
@@ -60,9 +60,9 @@ def test_240_seconds_are_enough_for_everything_and_250_for_22_gb(virtual_h200, t
     assert not sweep.result.stopped_early
     assert sweep.warnings == ["no hardware counters for 18 of 18 entries: no counters here"]  # asked, within the budget
     assert tuple(sweep.result.entries) == LADDER
-    assert 270 <= sweep.backend.calls["compile"] <= 460
+    assert 150 <= sweep.backend.calls["compile"] <= 220  # the default plans' kernels included
     raced = Counter(trial.tokens for trial in sweep.backend.journal.trials)
-    assert min(raced[tokens] for tokens in LADDER) > 100
+    assert min(raced[tokens] for tokens in LADDER) > 30
 
 
 @pytest.mark.parametrize("budget_s", [60.0, 90.0])
@@ -87,7 +87,7 @@ def test_a_machine_twice_as_slow_is_noticed_and_the_budget_kept(virtual_h200, tm
 def test_spare_time_goes_to_a_second_look_at_large_counts_with_what_others_found(virtual_h200, tmp_path):
     sweep = Sweep(virtual_h200(QWEN), tmp_path, 240.0)
     again = [event.tokens for event in sweep.events if isinstance(event, events.TokenRevisited)]
-    assert again[0] == 16384
+    assert again[0] >= 4096  # the largest counts that still have something to try
     assert again == sorted(again, reverse=True)
     first_done = {}
     for event in sweep.events:

@@ -4,13 +4,12 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-import pytest
-
 from moetune.engine.bench import MAX_SPILLS, Bench
 from moetune.engine.budget import Deadline
 from moetune.engine.race import Race
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Subject
-from moetune.strategies import Exhaustive, Staged, Terrain
+from moetune.space.prior import Problem
+from moetune.strategies import Exhaustive, Guided, Terrain
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 
 ROLE = Role.DOWN
@@ -34,8 +33,16 @@ def ended_in(race):
     return journal.trials
 
 
+def terrain(race, configs, **rest):
+    backend = race.bench.backend
+    known = {"neighbours": lambda _: (), "guess": lambda config, tokens: 1.0, "trials": 100}
+    return Terrain(
+        problem=Problem(backend.shape, backend.device, ROLE), tokens=64, compiled=tuple(configs), **known | rest
+    )
+
+
 def run(race, configs=CONFIGS):
-    return race.run(Exhaustive(Terrain(coarse=configs, neighbours=lambda _: ())))
+    return race.run(Exhaustive(terrain(race, configs)))
 
 
 def times(table, default=500.0):
@@ -199,10 +206,22 @@ def test_neighbours_are_compiled_when_the_search_asks_for_them(fake_backend):
     table = {config: 100.0 + place for place, config in enumerate(CONFIGS)} | {better: 60.0}
     backend = fake_backend(kernel_us=times(table))
     race = race_of(backend)
-    terrain = Terrain(coarse=CONFIGS, neighbours=lambda config: [replace(config, prefetch_distance=5)], polish=4)
-    standings = race.run(Staged(terrain))
+    around = terrain(
+        race, CONFIGS, neighbours=lambda config: [replace(config, prefetch_distance=5)], kernels=3, trials=30
+    )
+    standings = race.run(Guided(around))
     assert standings[0].config == better
-    assert backend.calls["compile"] == len(CONFIGS) + 3  # one neighbour of each of the best three
+    assert len(CONFIGS) < backend.calls["compile"] <= len(CONFIGS) + 3
+
+
+def test_another_race_at_the_same_count_keeps_the_finishers_of_the_first(fake_backend):
+    table = {config: 100.0 + place for place, config in enumerate(CONFIGS)}
+    race = race_of(fake_backend(kernel_us=times(table)))
+    run(race, CONFIGS[:4])
+    again = Race(race.bench, ROLE, 64, NEVER)
+    standings = again.run(Exhaustive(terrain(race, CONFIGS[4:])))
+    assert standings[0].config == CONFIGS[0]
+    assert {standing.config for standing in standings} & set(CONFIGS[4:])
 
 
 def test_a_known_trial_is_not_timed_again(fake_backend):
@@ -217,16 +236,6 @@ def test_a_known_trial_is_not_timed_again(fake_backend):
     assert run(second) == finished
     assert again.calls["first_launch"] == again.calls["time_kernel"] == bench.trials == 0
     assert not [call for call in again.calls if call[0] == "recheck_kernel"]  # its outputs are gone
-
-
-def test_ratios_tell_how_far_behind_each_config_was(fake_backend):
-    table = dict.fromkeys(CONFIGS, 100.0) | {CONFIGS[0]: 80.0, CONFIGS[5]: 900.0}
-    race = race_of(fake_backend(kernel_us=times(table)))
-    run(race)
-    ratios = race.ratios()
-    assert ratios[CONFIGS[0]] == 1.0
-    assert ratios[CONFIGS[1]] == pytest.approx(1.25)
-    assert ratios[CONFIGS[5]] == inf
 
 
 def test_trials_say_what_they_were(fake_backend):

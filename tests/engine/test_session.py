@@ -14,7 +14,7 @@ from moetune.engine.schedule import affordable_kernels, anchors, order, polish_b
 from moetune.engine.session import Job, Ports, Session
 from moetune.errors import RunError
 from moetune.outcome import Failed, FailureKind, Figure, Measured, Source, Stage, Subject
-from moetune.strategies import Staged
+from moetune.strategies import Guided
 from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.table import Entry
@@ -37,7 +37,7 @@ def run(backend, tmp_path, budget=None, audience=None, tokens=TOKENS, known=None
     ports = Ports(
         journal=backend.journal,
         known=known or {},
-        strategy=Staged,
+        strategy=Guided,
         default_plan=lambda count: heuristic_plan(backend.shape, count, backend.device),
         write_table=lambda entries, _: audience.tables.append(dict(entries)) or tmp_path / "table.json",
         emit=audience.events.append,
@@ -237,9 +237,9 @@ def test_the_ladder_is_tuned_from_five_counts_that_span_it():
 
 
 def test_the_budget_decides_how_many_kernels_are_compiled():
-    assert 350 <= affordable_kernels(240.0, 15) <= 450
-    assert affordable_kernels(20.0, 15) == 48
-    assert affordable_kernels(None, 1) == affordable_kernels(inf, 15) == 420
+    assert 150 <= affordable_kernels(60.0, 15) < affordable_kernels(240.0, 15)
+    assert affordable_kernels(10.0, 15) == 48
+    assert affordable_kernels(None, 1) == affordable_kernels(inf, 15) == 210
 
 
 def cost(total_s, opening_s=0.0, least_s=1.0, polish_s=0.0):
@@ -295,7 +295,7 @@ def test_polish_goes_where_the_best_configs_are_rare():
     shared = polish_by_count({tokens: tokens / 4 for tokens in ladder}, 72)
     assert sum(shared.values()) <= 72
     assert shared[1024] == shared[16384] > shared[4096] == shared[256] >= 4
-    assert shared[16384] > 2 * shared[1] >= 8
+    assert shared[16384] > shared[1] >= 8
     assert shared[2] == shared[128] == 0
     few = polish_by_count({tokens: tokens / 4 for tokens in ladder}, 10)
     assert {tokens for tokens, kernels in few.items() if kernels} == {1024, 16384}

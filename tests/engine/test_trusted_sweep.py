@@ -242,7 +242,8 @@ def test_a_shared_gpu_is_told_of_and_a_strict_sweep_does_not_start_on_it(shared_
     assert shared_gpu.calls["close"] == 2
 
 
-def test_a_second_look_at_a_hot_gpu_leaves_the_entry_of_the_first(fake_backend, tmp_path):
+def test_a_second_look_at_a_hot_gpu_leaves_the_entry_of_the_first(fake_backend, tmp_path, monkeypatch):
+    monkeypatch.setattr("moetune.engine.session.ENOUGH_NEWS", 1)
     seen, reasons = [], {}
     backend = throttled(fake_backend, reasons)
 

@@ -16,7 +16,7 @@ from moetune.measure.isolated import IsolatedBackend
 from moetune.measure.kernel_compiles import KernelCompiles
 from moetune.outcome import Failed
 from moetune.space.space import candidates
-from moetune.strategies import Staged
+from moetune.strategies import Guided
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.plan import LayerPlan
@@ -57,7 +57,7 @@ def sweep(backend, folder) -> dict:
     ports = Ports(
         journal=journal,
         known={},
-        strategy=Staged,
+        strategy=Guided,
         default_plan=lambda tokens: heuristic_plan(SHAPE, tokens, backend.device),
         write_table=lambda entries, _: folder / "table.json",
         emit=lambda event: None,
