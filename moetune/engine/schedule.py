@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 ANCHORS = 5  # the first counts, spread over the ladder; the others profit from what those found
 KERNELS_PER_BUDGET_S = 0.2  # per compile worker: a fifth of the budget goes to compiling, a second of CPU each
-FEWEST_KERNELS, MOST_KERNELS = 48, 200  # both roles together
-POLISH_SHARE = 0.6  # of the kernels: kept for what the trials of token counts ask for
+FEWEST_KERNELS, MOST_KERNELS = 48, 210  # both roles together; searches leave some of them
+POLISH_SHARE = 0.7  # of the kernels: kept for what the trials of token counts ask for
 # These by rows per expert: few rows are flat (a dozen configs within 2%), from here on tiles are needles. The anchors
 # among them pass on what they find.
 NEEDLE_ROWS = 48
-NEEDLE_WEIGHT, NEEDLE_ANCHOR_WEIGHT, FLAT_WEIGHT, FLAT_ANCHOR_WEIGHT = 2, 5, 0, 2
+NEEDLE_WEIGHT, NEEDLE_ANCHOR_WEIGHT, FLAT_WEIGHT, FLAT_ANCHOR_WEIGHT = 2, 5, 0, 4
 FEWEST_POLISH = 4  # kernels of one race: fewer are not worth a round of the compile pool
 ANCHOR_TRIALS, TRIALS = 36, 16  # of one role; searches stop earlier where nothing promises a gain
 
@@ -82,7 +82,7 @@ def polish_by_count(rows: Mapping[int, float], kernels: int) -> dict[int, int]:
         kernels: for all counts together, one role.
 
     >>> polish_by_count({1: 1.0, 64: 16.0, 1024: 256.0}, 48)
-    {1: 10, 64: 10, 1024: 26}
+    {1: 14, 64: 14, 1024: 18}
     """
     first = anchors(list(rows))
     weights = {tokens: FLAT_WEIGHT if rows[tokens] < NEEDLE_ROWS else NEEDLE_WEIGHT for tokens in rows}

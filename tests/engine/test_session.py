@@ -239,7 +239,7 @@ def test_the_ladder_is_tuned_from_five_counts_that_span_it():
 def test_the_budget_decides_how_many_kernels_are_compiled():
     assert 150 <= affordable_kernels(60.0, 15) < affordable_kernels(240.0, 15)
     assert affordable_kernels(10.0, 15) == 48
-    assert affordable_kernels(None, 1) == affordable_kernels(inf, 15) == 200
+    assert affordable_kernels(None, 1) == affordable_kernels(inf, 15) == 210
 
 
 def cost(total_s, opening_s=0.0, least_s=1.0, polish_s=0.0):
@@ -295,7 +295,7 @@ def test_polish_goes_where_the_best_configs_are_rare():
     shared = polish_by_count({tokens: tokens / 4 for tokens in ladder}, 72)
     assert sum(shared.values()) <= 72
     assert shared[1024] == shared[16384] > shared[4096] == shared[256] >= 4
-    assert shared[16384] > 2 * shared[1] >= 8
+    assert shared[16384] > shared[1] >= 8
     assert shared[2] == shared[128] == 0
     few = polish_by_count({tokens: tokens / 4 for tokens in ladder}, 10)
     assert {tokens for tokens, kernels in few.items() if kernels} == {1024, 16384}
