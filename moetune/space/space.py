@@ -179,7 +179,6 @@ def candidates(
         limits.max_registers,
     )
     chosen = select(found.configs, selector, limit)
-    taken = set(chosen)
     return Space(
         shape,
         device,
@@ -196,11 +195,17 @@ def candidates(
             smem_ceiling(config.smem_estimate(device.sm, shape, role), device) for config in found.configs
         ),
         firsts=found.legal,
-        reserve=tuple(
-            config
-            for config in found.configs
-            if config not in taken and config.max_registers in (None, limits.max_registers)
-        ),
+        reserve=_reserve(found.configs, chosen, limits),
+    )
+
+
+def _reserve(
+    configs: Sequence[MoEKernelConfig], chosen: Sequence[MoEKernelConfig], limits: Limits
+) -> tuple[MoEKernelConfig, ...]:
+    """Return what was not chosen; the guess knows no register caps, so only the user's own is offered in reserve."""
+    taken = set(chosen)
+    return tuple(
+        config for config in configs if config not in taken and config.max_registers in (None, limits.max_registers)
     )
 
 
