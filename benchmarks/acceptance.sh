@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must be seen on a GPU before a release, in one run of about 15 minutes on an H200: GPU tests and
+# Everything that must be seen on a GPU before a release, in one run of about 20 minutes on an H200: GPU tests and
 # sanitizer, three sweeps from empty Triton caches, what a fresh process then serves, profile and report, and the peers
 # beside ours where PEERS names their folder. One line per step in OUT/steps.txt; a failed step does not stop the rest.
 #
@@ -28,13 +28,16 @@ step() { # name, seconds at most, command...
 
 model() { [ "$1" = default ] || echo "--model $1"; }
 
-# Tests that read counters, clocks or free memory must have the GPU to themselves; the others share it where xdist is there.
+# Tests that read counters, clocks or free memory, or that lock the GPU or hang it on purpose, must have it to themselves; the
+# others share it where xdist is there.
 tests() {
-  local alone=(tests/gpu/test_profile.py tests/gpu/test_cuda_backend.py tests/gpu/test_sweep_memory.py)
+  local alone=(tests/gpu/test_profile.py tests/gpu/test_cuda_backend.py tests/gpu/test_sweep_memory.py tests/gpu/test_routing.py)
+  local hostile=(tests/gpu/test_isolation.py tests/gpu/test_gpu_lock.py)
   local parallel=()
   "$python" -c 'import xdist' 2>/dev/null && parallel=(-n 6 -p no:benchmark)
-  step tests-shared 400 "$python" -m pytest tests/gpu -q -p no:cacheprovider "${parallel[@]}" "${alone[@]/#/--ignore=}"
+  step tests-shared 400 "$python" -m pytest tests/gpu -q -p no:cacheprovider "${parallel[@]}" "${alone[@]/#/--ignore=}" "${hostile[@]/#/--ignore=}"
   step tests-alone 400 "$python" -m pytest "${alone[@]}" -q -p no:cacheprovider
+  step tests-hostile 400 "$python" -m pytest "${hostile[@]}" -q -p no:cacheprovider
 }
 
 sweeps() {
