@@ -31,10 +31,11 @@ model() { [ "$1" = default ] || echo "--model $1"; }
 # Tests that read counters, clocks or free memory, or that lock the GPU or hang it on purpose, must have it to themselves; the
 # others share it where xdist is there.
 tests() {
-  local alone=(tests/gpu/test_profile.py tests/gpu/test_cuda_backend.py tests/gpu/test_sweep_memory.py tests/gpu/test_routing.py)
+  local alone=(tests/gpu/test_profile.py tests/gpu/test_cuda_backend.py tests/gpu/test_sweep_memory.py tests/gpu/test_routing.py
+    tests/gpu/test_planted_kernels.py)
   local hostile=(tests/gpu/test_isolation.py tests/gpu/test_gpu_lock.py)
   local parallel=()
-  "$python" -c 'import xdist' 2>/dev/null && parallel=(-n 6 -p no:benchmark)
+  "$python" -c 'import xdist' 2>/dev/null && parallel=(-n 6 --dist loadfile -p no:benchmark)  # a module's GPU is made once
   step tests-shared 400 "$python" -m pytest tests/gpu -q -p no:cacheprovider "${parallel[@]}" "${alone[@]/#/--ignore=}" "${hostile[@]/#/--ignore=}"
   step tests-alone 400 "$python" -m pytest "${alone[@]}" -q -p no:cacheprovider
   step tests-hostile 400 "$python" -m pytest "${hostile[@]}" -q -p no:cacheprovider

@@ -214,9 +214,9 @@ class CudaTrials:
 
     def _time_small(self, make: Callable[[], Launch], work: Work) -> Outcome:
         def run() -> Outcome:
-            graphs = CapturedLayers(self._side_stream)
+            graphs, launch = CapturedLayers(self._side_stream), make()  # kept: its graph writes to tensors of its own
             try:
-                (times,) = self._timer.rounds([graphs.capture(make())], SMALL_SAMPLES)
+                (times,) = self._timer.rounds([graphs.capture(launch)], SMALL_SAMPLES)
             finally:
                 graphs.close()
             no_issue = Figure.unavailable("instructions of the small kernels are not counted")
@@ -257,21 +257,32 @@ class CudaTrials:
         replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
         timed = self._answer(lambda: self._rounds(good, rounds)) if good and self._lost is None else []
-        times = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
-        outcomes = [replay if isinstance(replay, Failed) else next(times, NOT_TIMED) for replay in replays]
-        for place, replay in enumerate(replays):
-            if self._lost is None and isinstance(replay, Replay) and not isinstance(outcomes[place], Failed):
-                outcomes[place] = self._answer(lambda output=replay.output: check(output)) or outcomes[place]
+        ends = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
+        found = [replay if isinstance(replay, Failed) else next(ends, NOT_TIMED) for replay in replays]
+        outcomes = [one if isinstance(one, Failed) else self._checked(*one, check) for one in found]
         if self._lost is None:
             graphs.close()
         return outcomes
 
-    def _rounds(self, replays: Sequence[Replay], rounds: int) -> list[list[float]]:
-        """Time graphs against each other over poisoned outputs, and look at the clocks while they run."""
+    def _rounds(self, replays: Sequence[Replay], rounds: int) -> list[tuple[list[float], torch.Tensor]]:
+        """Time graphs against each other over poisoned outputs, and look at the clocks while they run.
+
+        Returns:
+            The times of each and a copy of what its last replay left, made before another graph wrote over it.
+        """
+        nan = float("nan")
         for replay in replays:
-            replay.output.fill_(float("nan"))
+            replay.output.fill_(nan)
+        left = [torch.full_like(replay.output, nan) for replay in replays]
         self._watch.mark()
-        return self._timer.rounds(replays, rounds, self._watch.look)
+        times = self._timer.rounds(
+            replays, rounds, self._watch.look, lambda place: left[place].copy_(replays[place].output)
+        )
+        return list(zip(times, left, strict=True))
+
+    def _checked(self, times: list[float], left: torch.Tensor, check: Check) -> list[float] | Failed:
+        """Return the times of a plan, or what is wrong with what its last replay left."""
+        return times if self._lost is not None else self._answer(lambda: check(left)) or times
 
     def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed

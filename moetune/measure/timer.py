@@ -75,7 +75,11 @@ class Timer:
         return summarize(times)
 
     def rounds(
-        self, launches: Sequence[Launch], count: int, meanwhile: Callable[[], object] | None = None
+        self,
+        launches: Sequence[Launch],
+        count: int,
+        meanwhile: Callable[[], object] | None = None,
+        after_last: Callable[[int], object] = lambda _: None,
     ) -> list[list[float]]:
         """Time every launch ``count`` times, interleaved, forward and reverse by turns.
 
@@ -83,6 +87,7 @@ class Timer:
             launches: what to time.
             count: samples of each.
             meanwhile: called when all is queued, and again and again until the GPU is done.
+            after_last: called with the place of each launch behind its last sample, before the next launch is queued.
 
         Returns:
             One list of microseconds per launch.
@@ -100,6 +105,8 @@ class Timer:
                 launches[index]()
                 end.record()
                 marks[index].append((start, end))
+                if turn == count - 1:
+                    after_last(index)
         last.record()
         wait(last, meanwhile=meanwhile)
         return [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in marks]
@@ -141,8 +148,9 @@ class Replay:
 
     Args:
         replay: replays the graph.
-        output: what was returned during the capture. While this reference lives, no other graph of the pool gets its
-            memory, so after any replay it holds what that replay wrote.
+        output: what was returned during the capture. It holds what a replay wrote until another graph of the pool is
+            replayed: while this reference lives no graph captured later gets its memory, but one captured earlier may
+            have used it for tensors that it was done with.
     """
 
     replay: Launch
