@@ -2,7 +2,7 @@
 
 Example, from the project's root, on a machine with a GPU:
 
-    python benchmarks/kill_sweep.py --kills 20 -- --model qwen3-30b-a3b --tokens 1,64 --budget 60
+    python benchmarks/kill_sweep.py --kills 6 -- --model qwen3-30b-a3b --tokens 1,64 --budget 20
 
 Prints one line per kill, then what was found: store sound, table whole, screenings that a later run repeated although it gained
 nothing by it (0 is right). Exit code 1 when anything is not as it must be.
