@@ -75,9 +75,8 @@ class PlainLines:
                 out.progress(status_line(self._progress))
             case TokenDone(entry=entry):
                 row = self._progress.rows[entry.tokens]
-                again = " again" if self._progress.phase == "second look" else ""
                 out.progress(
-                    f"{span_text(entry.tokens, entry.tokens)}{again}: {row_text(row)} · {status_line(self._progress)}"
+                    f"{span_text(entry.tokens, entry.tokens)}: {row_text(row)} · {status_line(self._progress)}"
                 )
             case _:
                 pass
@@ -143,5 +142,4 @@ def _cells(row: TokenProgress, current: int | None) -> tuple[str, ...]:
         return str(row.tokens), amount(row.layer_us), "", "", "", state
     faster = "" if entry.baseline_us is None else f"{entry.baseline_us / entry.median_us:.2f}x"
     bound = f"{100 * entry.bound_us / entry.median_us:.0f}%"
-    state = "second look" if is_current else "done"
-    return str(row.tokens), amount(entry.median_us), amount(entry.baseline_us), faster, bound, state
+    return str(row.tokens), amount(entry.median_us), amount(entry.baseline_us), faster, bound, "done"

@@ -12,11 +12,11 @@ from moetune.engine.events import (
     CountersStarted,
     Event,
     GpuAwaited,
+    SurveyStarted,
     SweepStarted,
     TokenDone,
     TokenFailed,
     TokenRefused,
-    TokenRevisited,
     TokenStarted,
     TrialEnded,
 )
@@ -71,8 +71,8 @@ class Speed:
 class SweepProgress:
     """The state of a sweep. Feed every event to :meth:`update`; times are read from ``clock``, in seconds.
 
-    The phases are ``waiting for the GPU``, ``compiling``, ``measuring``, ``second look`` and ``reading counters``. Neighbours of winners are
-    compiled in the middle of measuring: that is no phase, its steps stand behind those of the token counts.
+    The phases are ``waiting for the GPU``, ``compiling``, ``surveying``, ``measuring`` and ``reading counters``. Kernels that
+    a search asked for are compiled meanwhile: that is no phase, its steps stand behind those of the token counts.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -82,7 +82,7 @@ class SweepProgress:
     failures: Counter[str] = field(default_factory=Counter[str])
     steps: tuple[int, int] = (0, 0)  # done and all of the phase: kernels while compiling, token counts while measuring
     current: int | None = None  # the token count that is being measured
-    neighbours: tuple[int, int] | None = None  # kernels done and all of a round of neighbours
+    beside: tuple[int, int] | None = None  # kernels compiled and all asked for, while some are under way
 
     def __post_init__(self) -> None:
         self._phase_started_s = self.clock()
@@ -110,9 +110,9 @@ class SweepProgress:
             case TokenStarted(tokens=tokens, place=place, total=total):
                 self._enter("measuring", (place - 1, total))
                 self.current = self._row(tokens).tokens
-            case TokenRevisited(tokens=tokens, place=place, total=total):
-                self._enter("second look", (place - 1, total))
-                self.current = tokens
+            case SurveyStarted(tokens=tokens, place=place, total=total):
+                self._enter("surveying", (place - 1, total))
+                self.current = self._row(tokens).tokens
             case TokenDone(entry=entry):
                 self._step()
                 self._row(entry.tokens).entry = entry
@@ -139,11 +139,11 @@ class SweepProgress:
         if self.phase != phase:
             self.phase, self._phase_started_s = phase, self.clock()
             self._speed = Speed(self._phase_started_s)
-        self.steps, self.neighbours, self.current = steps, None, None
+        self.steps, self.current = steps, None
 
     def _compile(self, done: int, total: int) -> None:
         if self.phase not in ("starting", "compiling"):
-            self.neighbours = (done, total) if done < total else None
+            self.beside = (done, total) if done < total else None
             return
         before = self.steps[0] if self.phase == "compiling" else 0
         self._enter("compiling", (done, total))
@@ -151,7 +151,7 @@ class SweepProgress:
 
     def _step(self) -> None:
         done, total = self.steps
-        self.steps, self.neighbours, self.current = (min(done + 1, total), total), None, None
+        self.steps, self.current = (min(done + 1, total), total), None
 
     def _row(self, tokens: int) -> TokenProgress:
         return self.rows.setdefault(tokens, TokenProgress(tokens))
@@ -171,8 +171,8 @@ def status_line(progress: SweepProgress) -> str:
     """Return the phase, its steps, speed, remaining time and failures in one line."""
     done, total = progress.steps
     parts = [f"{progress.phase} {done}/{total}" if total else progress.phase]
-    if progress.neighbours is not None:
-        parts.append("compiling neighbours {}/{}".format(*progress.neighbours))
+    if progress.beside is not None:
+        parts.append("compiling {}/{}".format(*progress.beside))
     speed = progress.per_second
     if speed is not None:
         parts.append(f"{speed:.1f} candidates/s" if speed < 100 else f"{speed:.0f} candidates/s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,9 @@ from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
+
+Kernel = tuple[Role, MoEKernelConfig]
+WAIT_S = 0.5  # for the next compiled kernel, before a waiting caller looks at its clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,8 @@ class LayerFigures:
 class Backend(Protocol):
     """The one boundary between the search and a GPU. Every failure comes back as a value; only bugs raise.
 
-    Order of calls: ``ceilings``, then ``compile`` (as often as wanted), then per token count ``open`` followed by any
-    of the others.
+    Order of calls: ``ceilings``, then per token count ``open`` followed by any of the others. Compiling goes on beside
+    all of that: what ``submit`` queued, ``ended`` gives back as it ends.
     """
 
     @property
@@ -64,10 +67,20 @@ class Backend(Protocol):
         """Return the plans whose layer time is recorded at ``tokens`` (replay); none where any plan can be timed."""
         ...
 
-    def compile(
-        self, role: Role, configs: Sequence[MoEKernelConfig]
-    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
-        """Compile in parallel and yield each as it ends, in any order."""
+    def submit(self, kernels: Iterable[Kernel]) -> None:
+        """Queue kernels to be compiled in parallel, in their order, and return at once."""
+        ...
+
+    def ended(self, wait_s: float = 0.0) -> Sequence[tuple[Kernel, Compiled | Failed]]:
+        """Return the queued kernels that ended since the last call, in any order.
+
+        Args:
+            wait_s: how long to wait for the first one where none has ended and some are under way.
+        """
+        ...
+
+    def withdraw(self) -> Sequence[Kernel]:
+        """Take back the queued kernels that no compiler has begun, in their order; nothing more is heard of them."""
         ...
 
     def open(self, tokens: int) -> Failed | None:
@@ -139,3 +152,15 @@ class Backend(Protocol):
     def close(self) -> None:
         """Free what the run holds."""
         ...
+
+
+def compiled_now(
+    backend: Backend, role: Role, configs: Iterable[MoEKernelConfig]
+) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
+    """Compile on a backend that has nothing else queued, and yield each config as it ends."""
+    waiting = dict.fromkeys((role, config) for config in configs)
+    backend.submit(list(waiting))
+    while waiting:
+        for kernel, result in backend.ended(WAIT_S):
+            if waiting.pop(kernel, kernel) is None:
+                yield kernel[1], result

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from moetune.engine.backend import Backend
+from moetune.engine.backend import WAIT_S, Backend, Kernel
 from moetune.engine.budget import Deadline
 from moetune.engine.events import CompileProgress, Emit, TrialEnded
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
@@ -20,6 +20,7 @@ SLOW_RATIO = 2.5  # a first launch this many times the best one gets no second
 EVERY_COUNT = 0  # token count of trials that end at compile
 
 SUBJECT_OF = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
+ROLE_OF = {subject: role for role, subject in SUBJECT_OF.items()}
 
 Choice = MoEKernelConfig | LayerPlan | int
 Key = tuple[Subject, int, Choice]
@@ -52,7 +53,9 @@ class Bench:
         screened: latest screening of every choice; starts with what earlier runs left, finals that crashed included.
         compiled: what the compiler reported of every kernel that may run.
         loaded: kernels that this process launched at least once.
+        under_way: kernels that the compiler has, in the order in which it was given them.
         compiles: kernels of each role that went to the compiler.
+        tried: configs of each role screened at each token count.
         why_outside: which of the user's limits removes a kernel from the race; what is outside is compiled and timed
             only as part of the default plan, and no trial says so, since another sweep has other limits.
     """
@@ -61,14 +64,19 @@ class Bench:
     journal: Journal
     emit: Emit
     screened: dict[Key, Trial] = field(default_factory=dict[Key, Trial])
-    compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = field(
-        default_factory=dict[tuple[Role, MoEKernelConfig], Compiled]
-    )
-    loaded: set[tuple[Role, MoEKernelConfig]] = field(default_factory=set[tuple[Role, MoEKernelConfig]])
+    compiled: dict[Kernel, Compiled] = field(default_factory=dict[Kernel, Compiled])
+    loaded: set[Kernel] = field(default_factory=set[Kernel])
+    under_way: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
     compiles: Counter[Role] = field(default_factory=Counter[Role])
     trials: int = 0
     failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
     why_outside: Callable[[Role, MoEKernelConfig], str | None] = lambda _, __: None
+    tried: Counter[tuple[Role, int]] = field(default_factory=Counter[tuple[Role, int]])
+    _ended: int = 0
+    _dropped: int = 0
+
+    def __post_init__(self) -> None:
+        self.tried.update((ROLE_OF[subject], tokens) for subject, tokens, _ in self.screened if subject in ROLE_OF)
 
     def inside(self, role: Role) -> list[MoEKernelConfig]:
         """Return the compiled kernels of a role that keep to the user's limits."""
@@ -80,36 +88,71 @@ class Bench:
         if isinstance(trial.outcome, Failed):
             self.failures[trial.outcome.kind] += 1
         if trial.stage is Stage.SCREEN:
+            if trial.subject in ROLE_OF and (trial.subject, trial.tokens, trial.choice) not in self.screened:
+                self.tried[ROLE_OF[trial.subject], trial.tokens] += 1
             self.screened[trial.subject, trial.tokens, trial.choice] = trial
         self.journal.record(trial)
         self.emit(TrialEnded(trial))
         return trial.outcome
 
-    def compile(self, wanted: Mapping[Role, Sequence[MoEKernelConfig]], deadline: Deadline) -> bool:
-        """Compile what is not compiled yet; False when the deadline cut it short, with a like part of each role done."""
-        todo = {role: self._not_compiled(role, configs) for role, configs in wanted.items()}
-        total = sum(map(len, todo.values()))
-        done = failed = left = 0
-        if total:
-            self.emit(CompileProgress(0, total, 0))
-        for role, configs in todo.items():
-            cut = deadline.after(len(configs) / max(total - done - left, 1))
-            for place, (config, result) in enumerate(self.backend.compile(role, configs), start=1):
-                self.compiles[role] += 1
-                done, failed = done + 1, failed + (not self._take(role, config, result))
-                self.emit(CompileProgress(done, total, failed))
-                if cut.passed and place < len(configs):
-                    left += len(configs) - place
-                    break
-        return left == 0
+    # compiling, beside everything else
 
-    def _not_compiled(self, role: Role, configs: Sequence[MoEKernelConfig]) -> list[MoEKernelConfig]:
-        subject = SUBJECT_OF[role]
-        return [
-            config
-            for config in dict.fromkeys(configs)
-            if (role, config) not in self.compiled and (subject, EVERY_COUNT, config) not in self.screened
-        ]
+    def request(self, wanted: Iterable[Kernel]) -> None:
+        """Have kernels compiled that are not, the first ones first and all of them before whatever waits already."""
+        asked = [kernel for kernel in dict.fromkeys(wanted) if self.is_wanted(kernel)]
+        if not asked:
+            return
+        waiting = dict.fromkeys(self.backend.withdraw())
+        fresh = [kernel for kernel in asked if kernel not in self.under_way]
+        self.backend.submit(dict.fromkeys((*(one for one in asked if one in waiting or one in fresh), *waiting)))
+        self.under_way.update(dict.fromkeys(fresh))
+        self.compiles.update(role for role, _ in fresh)
+        self._emit_progress()
+
+    def is_wanted(self, kernel: Kernel) -> bool:
+        """Whether nobody knows yet how the kernel's compile ends."""
+        role, config = kernel
+        return kernel not in self.compiled and (SUBJECT_OF[role], EVERY_COUNT, config) not in self.screened
+
+    def collect(self, wait_s: float = 0.0) -> None:
+        """Take in what the compiler ended; waits ``wait_s`` at most where that is nothing."""
+        found = self.backend.ended(wait_s if self.under_way else 0.0)
+        for (role, config), result in found:
+            self.under_way.pop((role, config), None)
+            self._ended += 1
+            self._dropped += not self._take(role, config, result)
+        if found:
+            self._emit_progress()
+
+    def await_any(self, kernels: Iterable[Kernel], deadline: Deadline) -> bool:
+        """Wait until one of ``kernels`` is no longer under way; False where there was no time for that."""
+        waited = list(kernels)
+        self.collect()
+        while all(kernel in self.under_way for kernel in waited):
+            if deadline.passed:
+                return False
+            self.collect(min(WAIT_S, max(deadline.left_s, 0.0)))
+        return True
+
+    def await_all(self, deadline: Deadline) -> bool:
+        """Wait until nothing is under way; False when the deadline passed, and what no compiler has begun is given up."""
+        while self.under_way:
+            if deadline.passed:
+                self.give_up_compiling()
+                return False
+            self.collect(min(WAIT_S, max(deadline.left_s, 0.0)))
+        return True
+
+    def give_up_compiling(self) -> None:
+        """Take back what no compiler has begun."""
+        waiting = self.backend.withdraw()
+        for role, config in waiting:
+            del self.under_way[role, config]
+            self.compiles[role] -= 1
+        self._emit_progress()
+
+    def _emit_progress(self) -> None:
+        self.emit(CompileProgress(self._ended, self._ended + len(self.under_way), self._dropped))
 
     def _take(self, role: Role, config: MoEKernelConfig, result: Compiled | Failed) -> bool:
         if isinstance(result, Compiled) and result.spills <= MAX_SPILLS:

@@ -51,7 +51,6 @@ class CountCost:
         ending_s, down_ending_s: the fewest that race whatever the time, both roles and down alone.
         finals_s: routing, layers and their verification.
         least_s: what is left without races: the finals of a few plans.
-        polish_s: compiling and racing neighbours, on top.
     """
 
     opening_s: float
@@ -61,11 +60,10 @@ class CountCost:
     down_ending_s: float
     finals_s: float
     least_s: float
-    polish_s: float
 
     @property
     def total_s(self) -> float:
-        """All of it once the count is open, without polish."""
+        """All of it once the count is open."""
         return self.gate_up_s + self.down_s + self.finals_s
 
     @property
@@ -87,14 +85,12 @@ class Allowance:
         deadline: its end.
         share: of the cost, what it may spend; 1 and not more where there is enough.
         races: whether there is time for races at all; without it only known plans are compared.
-        polish: whether compiling neighbours leaves the later counts what they need.
     """
 
     cost: CountCost
     deadline: Deadline
     share: float
     races: bool
-    polish: bool
 
     @property
     def gate_up_deadline(self) -> Deadline:
@@ -129,10 +125,6 @@ class Budget:
         """Return the moment when a first round of compiles that starts now is cut."""
         return Deadline(self.clock() + COMPILE_SHARE * self.remaining_s, self.clock)
 
-    def lends(self, cost: CountCost, reserve_s: float) -> bool:
-        """Whether a whole token count that is not open yet fits before the reserve."""
-        return self.remaining_s - reserve_s - CLOSING_S >= CAUTION * (cost.opening_s + cost.total_s)
-
     def allow(self, costs: Sequence[CountCost], reserve_s: float) -> Allowance:
         """Return what the first of the token counts that are left may spend; it is open already.
 
@@ -147,16 +139,15 @@ class Budget:
         now_s = self.clock()
         left_s = self._started_s + self.total_s - now_s - reserve_s - CLOSING_S
         if left_s == inf:
-            return Allowance(first, Deadline(inf, self.clock), share=1.0, races=True, polish=True)
+            return Allowance(first, Deadline(inf, self.clock), share=1.0, races=True)
         later_s = sum(cost.opening_s + cost.total_s for cost in later)
         if left_s - later_s >= first.total_s:
             spare_s = left_s - CAUTION * later_s
             lent_s = max(spare_s, min(ESTIMATES_ERR * first.total_s, left_s - later_s))
-            polish = spare_s >= first.total_s + first.polish_s
-            return Allowance(first, Deadline(now_s + lent_s, self.clock), share=1.0, races=True, polish=polish)
+            return Allowance(first, Deadline(now_s + lent_s, self.clock), share=1.0, races=True)
         least_s = first.least_s + sum(cost.opening_s + cost.least_s for cost in later)
         wanted_s = sum(cost.total_s - cost.least_s for cost in costs)
         extra_s = (left_s - least_s) * (first.total_s - first.least_s) / wanted_s if wanted_s > 0 else 0.0
         deadline = Deadline(now_s + first.least_s + extra_s, self.clock)
         share = min(max((first.least_s + extra_s) / first.total_s, 0.0), 1.0)
-        return Allowance(first, deadline, share=share, races=extra_s >= first.shortest_races_s, polish=False)
+        return Allowance(first, deadline, share=share, races=extra_s >= first.shortest_races_s)

@@ -13,7 +13,7 @@ from moetune_kernels.plan import LayerPlan
 PER_ROLE = 4  # finishers of each role and block_m that are paired
 PER_BLOCK_M = 5  # plans of one block_m among the finalists, so that a second block_m is heard as well
 PER_CONFIG = 2  # plans with one kernel among them: sums err by a few percent, so a kernel must not fill the finals
-FINALISTS, FEW_FINALISTS = 12, 6  # where there is time, and where it is short
+FINALISTS = 8
 
 
 @dataclass(frozen=True, slots=True)

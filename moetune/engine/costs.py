@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from moetune.engine.backend import Ceilings
 from moetune.engine.budget import CountCost
-from moetune.engine.compose import FEW_FINALISTS, FINALISTS
+from moetune.engine.compose import FINALISTS
 from moetune.engine.finals import FIRST_ROUNDS, LAST_PLANS, REROUTED_ROUNDS
 from moetune.engine.last_heat import FEWEST_ROUNDS, LAST_SECONDS
 from moetune.engine.race import SAFE_ENTRANTS, Pattern, pattern_of
@@ -44,11 +44,10 @@ REROUTED_ROWS = 5  # rows per expert below which draws of the router commonly le
 
 @dataclass(frozen=True, slots=True)
 class Entrants:
-    """Kernels that one role's race would time: all of them, those not loaded yet, and neighbours to compile."""
+    """Kernels that one role's race would time: all of them, and those not loaded yet."""
 
     count: int
     unloaded: int
-    polish: int
 
 
 @dataclass
@@ -83,11 +82,9 @@ class Costs:
             down_ending_s=self._ending_s(Role.DOWN, tokens),
             finals_s=small_s
             + reference_s
-            + _finals_s(layer_s, FEW_FINALISTS + 3, LAST_PLANS + 1, LAST_ROUNDS)
+            + _finals_s(layer_s, FINALISTS + 3, LAST_PLANS + 1, LAST_ROUNDS)
             + rerouted_s,
             least_s=reference_s + _finals_s(layer_s, 3, 3, FEWEST_ROUNDS) + rerouted_s,
-            polish_s=sum(self._polish_s(role, tokens, entrants[role]) for role in Role)
-            + (FINALISTS - FEW_FINALISTS) * _plan_s(layer_s),
         )
         return cost.times(self._correction)
 
@@ -136,7 +133,7 @@ class Costs:
 
     def _race_s(self, role: Role, tokens: int, entrants: Entrants) -> float:
         heats = self._pattern(role, tokens).heats
-        finishers = [min(entrants.count, 3 * heat.per_block_m) for heat in heats]  # three block_m are usual
+        finishers = [min(entrants.count, 2 * heat.per_block_m) for heat in heats]  # one or two block_m are usual
         heats_s = sum(self._heat_s(role, tokens, heat.samples, n) for heat, n in zip(heats, finishers, strict=True))
         checks_s = finishers[0] * self._verify_s(role, tokens) + finishers[1] * self._recheck_s(role, tokens)
         return self._entry_s(role, tokens, entrants.count) + LOAD_S * entrants.unloaded + checks_s + heats_s
@@ -164,12 +161,6 @@ class Costs:
     def _check_s(self, role: Role, tokens: int) -> float:
         columns = self.shape.inter if role is Role.GATE_UP else self.shape.hidden
         return CHECK_S + CHECK_ELEMENT_S * self._rows(tokens) * columns
-
-    def _polish_s(self, role: Role, tokens: int, entrants: Entrants) -> float:
-        if not entrants.polish:
-            return 0.0
-        compile_s = 2 * ROUND_S + self.kernel_s * entrants.polish
-        return compile_s + LOAD_S * entrants.polish + self._entry_s(role, tokens, entrants.polish)
 
 
 def _samples_s(kernel_s: float, samples: int) -> float:

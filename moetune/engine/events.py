@@ -65,7 +65,7 @@ class SpaceCompiled:
 
 @dataclass(frozen=True, slots=True)
 class CompileProgress:
-    """``done`` of ``total`` kernels of this round are compiled, ``failed`` of them dropped."""
+    """``done`` of the ``total`` kernels asked for so far are compiled, ``failed`` of them dropped."""
 
     done: int
     total: int
@@ -73,8 +73,8 @@ class CompileProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenStarted:
-    """Token count number ``place`` of ``total`` is being tuned."""
+class SurveyStarted:
+    """Candidates get their first samples at token count number ``place`` of ``total`` that want kernels of their own."""
 
     tokens: int
     place: int
@@ -82,8 +82,8 @@ class TokenStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRevisited:
-    """A token count that has its entry is raced again, with kernels compiled since: number ``place`` of ``total``."""
+class TokenStarted:
+    """Token count number ``place`` of ``total`` is being tuned."""
 
     tokens: int
     place: int
@@ -148,8 +148,8 @@ Event = (
     | SpaceReady
     | SpaceCompiled
     | CompileProgress
+    | SurveyStarted
     | TokenStarted
-    | TokenRevisited
     | TrialEnded
     | TokenDone
     | TokenFailed

@@ -6,16 +6,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from moetune.engine.backend import Kernel
 from moetune.engine.bench import Bench
-from moetune.engine.budget import Allowance, Budget
+from moetune.engine.budget import CAUTION, CLOSING_S, Allowance, Budget, CountCost, Deadline
 from moetune.engine.costs import Costs, Entrants
 from moetune.engine.schedule import Quota, carried_over, quotas
 from moetune.space import Space, sensible_block_ms
 from moetune.space.load import ExpertLoad
-from moetune_kernels.config import MoEKernelConfig, Role
+from moetune_kernels.config import Role
 
 COUNTERS_SHARE = 0.2  # of the budget: hardware counters that would take more are left out
 COUNTERS_CAUTION = 1.15
+SURVEY_SHARE = 0.5  # of what is left: when a survey that takes far longer than foreseen ends
+FEWEST_TRIALS = 6  # of a race after a survey: what won at other counts since
 
 
 @dataclass
@@ -55,32 +58,46 @@ class Pace:
         """Whether hardware counters can be read in what is left."""
         return self.budget.remaining_s >= self.costs.counters_s(entries)
 
-    def fits(self, tokens: int) -> bool:
-        """Whether there is time for another look at a finished count, hardware counters afterwards included."""
-        cost = self.costs.of_count(tokens, self._entrants(tokens, set(self.bench.loaded)))
-        entries = len(self.tokens)
-        counters_s = COUNTERS_CAUTION * self.costs.counters_s(entries) if self.counters_fit(entries) else 0.0
-        return self.budget.lends(cost, counters_s)
-
     def allow(self, counts_left: Sequence[int]) -> Allowance:
         """Return what the first of ``counts_left``, which is open, may spend."""
         loaded = set(self.bench.loaded)
-        costs = [self.costs.of_count(tokens, self._entrants(tokens, loaded)) for tokens in counts_left]
+        costs = [self._cost(tokens, loaded) for tokens in counts_left]
         return self.budget.allow(costs, self.counters_reserve_s)
 
     def learn(self, allowance: Allowance, seen_s: float, was_cut: bool) -> None:  # noqa: FBT001  # of the count, no mode
         """Take in what a count took once it was open; one that was cut only tells when it took more than foreseen."""
         cost = allowance.cost
-        foreseen_s = cost.total_s + (cost.polish_s if allowance.polish else 0.0)
-        if not was_cut or seen_s > foreseen_s:
-            self.costs.learn(foreseen_s, seen_s)
+        if not was_cut or seen_s > cost.total_s:
+            self.costs.learn(cost.total_s, seen_s)
 
     def quota(self, role: Role, tokens: int) -> Quota:
-        """Return what a race of ``role`` may try at ``tokens``, and compile if time allows."""
+        """Return what a survey of ``role`` at ``tokens`` may try, and ask the compiler for."""
         spent = self.bench.compiles[role] - self._first_round[role]
         return carried_over(self._quotas, tokens, spent)
 
-    def _entrants(self, tokens: int, loaded: set[tuple[Role, MoEKernelConfig]]) -> dict[Role, Entrants]:
+    def rest(self, role: Role, tokens: int) -> Quota:
+        """Return what a race of ``role`` at ``tokens`` may try of what is compiled, besides what was tried there."""
+        left = self._quotas[tokens].trials - self.bench.tried[role, tokens]
+        return Quota(trials=max(left, FEWEST_TRIALS), kernels=0)
+
+    def survey_deadline(self, counts: Sequence[int]) -> Deadline | None:
+        """Return when a survey of ``counts`` ends, None where there is no time for one.
+
+        It takes trials from the races that follow; what it adds is opening the counts once more.
+        """
+        loaded = set(self.bench.loaded)
+        costs = {tokens: self._cost(tokens, loaded) for tokens in self.tokens}
+        later_s = sum(cost.opening_s + cost.total_s for cost in costs.values())
+        extra_s = sum(costs[tokens].opening_s for tokens in counts)
+        left_s = self.budget.remaining_s - self.counters_reserve_s - CLOSING_S
+        if not counts or left_s < CAUTION * (later_s + extra_s):
+            return None
+        return Deadline(self.budget.clock() + left_s, self.budget.clock).after(SURVEY_SHARE)
+
+    def _cost(self, tokens: int, loaded: set[Kernel] | None = None) -> CountCost:
+        return self.costs.of_count(tokens, self._entrants(tokens, set(self.bench.loaded) if loaded is None else loaded))
+
+    def _entrants(self, tokens: int, loaded: set[Kernel]) -> dict[Role, Entrants]:
         """Count the kernels to time at ``tokens``, and add those to ``loaded`` that will be loaded there."""
         found: dict[Role, Entrants] = {}
         for role in Role:
@@ -89,9 +106,8 @@ class Pace:
                 for config in self.bench.inside(role)
                 if config.block_m in self._sensible[tokens] and self.bench.known(role, tokens, config) is None
             ]
-            quota = self.quota(role, tokens)
-            count = min(quota.trials, len(pool))
+            count = min(self.rest(role, tokens).trials, len(pool))
             unloaded = [config for config in pool if (role, config) not in loaded][:count]
             loaded.update((role, config) for config in unloaded)
-            found[role] = Entrants(count, len(unloaded), min(quota.kernels, quota.trials))
+            found[role] = Entrants(count, len(unloaded))
         return found

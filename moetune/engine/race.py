@@ -1,9 +1,13 @@
-"""The race of one GEMM's configs at one token count: few samples for all, many for the best, wrong ones out."""
+"""The race of one GEMM's configs at one token count: few samples for all, many for the best, wrong ones out.
+
+It has two parts, so that one can be left for later: :meth:`Race.enter` gives every config that a search asks for a few
+samples, and notes those that a compiler still has; :meth:`Race.finish` verifies the best and times them often.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from moetune.engine.bench import Bench, Gate, time_of
@@ -12,9 +16,10 @@ from moetune.outcome import Failed, FailureKind, Measured
 from moetune.strategies.base import Strategy
 from moetune_kernels.config import MoEKernelConfig, Role
 
-BATCH = 24  # configs asked for at once, at most; those to compile are one round of the compile pool
+BATCH = 24  # configs asked for at once, at most
 SAFE_ENTRANTS = 6  # configs that race even when the deadline has passed, so that there is something to pick
-OVERALL_RATIO = 1.6  # a block_m this far behind cannot be made good by the other GEMM
+# A tile height whose best kernels together are this far behind those of another one is no good for the layer.
+HEIGHT_RATIO = 1.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +39,11 @@ class Pattern:
     heats: tuple[Heat, Heat]
 
 
-SHORT = Pattern(3, (Heat(samples=9, within=1.25, per_block_m=8), Heat(samples=25, within=1.06, per_block_m=4)))
+# Medians of three samples are off by 0.5 to 1.2% (standard deviation, H200, seven sweeps), those of nine by 0.4%: a
+# config that is behind by five of these is not the best.
+SHORT = Pattern(3, (Heat(samples=9, within=1.06, per_block_m=6), Heat(samples=25, within=1.025, per_block_m=4)))
 # A kernel of milliseconds reads the same within 1% each time, and at 64 experts of 4096x14336 one sample is 2 to 15 ms.
-LONG = Pattern(1, (Heat(samples=5, within=1.2, per_block_m=8), Heat(samples=15, within=1.06, per_block_m=4)))
+LONG = Pattern(1, (Heat(samples=5, within=1.08, per_block_m=6), Heat(samples=15, within=1.03, per_block_m=4)))
 LONG_US = 1500.0
 
 
@@ -53,6 +60,21 @@ class Standing:
     measured: Measured
 
 
+def worthwhile(best_us: Sequence[Mapping[int, float]]) -> set[int]:
+    """Return the tile heights that may be part of the best layer.
+
+    Args:
+        best_us: of each race, its best time per tile height.
+
+    >>> sorted(worthwhile([{16: 100.0, 32: 101.0, 64: 140.0}, {16: 50.0, 32: 49.0, 64: 30.0}]))
+    [16, 32]
+    """
+    shared = {block_m for best in best_us for block_m in best if all(block_m in other for other in best_us)}
+    total_us = {block_m: sum(best[block_m] for best in best_us) for block_m in shared}
+    limit_us = HEIGHT_RATIO * min(total_us.values(), default=inf)
+    return {block_m for block_m, us in total_us.items() if us <= limit_us}
+
+
 @dataclass
 class Race:
     """All heats of one role at one token count.
@@ -61,86 +83,121 @@ class Race:
         bench: where trials happen.
         role: which GEMM.
         tokens: the open token count.
-        deadline: when heats are cut to their minimum.
     """
 
     bench: Bench
     role: Role
     tokens: int
-    deadline: Deadline
     was_cut: bool = False
+    _entrants: dict[MoEKernelConfig, None] = field(default_factory=dict[MoEKernelConfig, None])
+    _late: dict[MoEKernelConfig, None] = field(default_factory=dict[MoEKernelConfig, None])
 
-    def run(self, strategy: Strategy) -> list[Standing]:
-        """Run the race and return the verified ones: those timed most often first, and of those the fastest first.
+    def __post_init__(self) -> None:
+        self._gate = Gate(lambda first_us: pattern_of(first_us).entry_samples)
+        # Those that an earlier race at this token count left are in.
+        ended = self.bench.ended(self.role, self.tokens).items()
+        self._entrants.update({config: None for config, end in ended if time_of(end) < inf})
 
-        Times of fewer samples are no match for them: in a long burst the power cap makes each launch up to 5% slower.
+    # part one
+
+    def enter(self, strategy: Strategy, deadline: Deadline) -> None:
+        """Time what the search asks for; what has to be compiled first is left for :meth:`enter_late`."""
+        while asked := strategy.ask(BATCH):
+            self.bench.request((self.role, config) for config in asked)
+            self.bench.collect()
+            for config in asked:
+                if self._is_cut(len(self._entrants), deadline):
+                    return
+                if (self.role, config) in self.bench.under_way:
+                    self._late[config] = None
+                else:
+                    strategy.tell(config, self._time(config))
+
+    def enter_late(self, deadline: Deadline) -> None:
+        """Time what was left, each as it comes from the compiler."""
+        while self._late and not self._is_cut(len(self._entrants), deadline):
+            if not self.bench.await_any([(self.role, config) for config in self._late], deadline):
+                self.was_cut = True
+                return
+            for config in [one for one in self._late if (self.role, one) not in self.bench.under_way]:
+                del self._late[config]
+                self._time(config)
+
+    def _time(self, config: MoEKernelConfig) -> Measured | Failed:
+        self._entrants[config] = None
+        return self.bench.enter(self.role, self.tokens, config, self._gate)
+
+    def _is_cut(self, place: int, deadline: Deadline) -> bool:
+        """Whether the deadline cuts the entrant at ``place``; remembered, because the result is then a quick pick."""
+        cut = place >= SAFE_ENTRANTS and deadline.passed
+        self.was_cut = self.was_cut or cut
+        return cut
+
+    # part two
+
+    def best_us(self) -> dict[int, float]:
+        """Return the best time of each tile height."""
+        found: dict[int, float] = {}
+        for config in self._entrants:
+            time_us = self._time_us(config)
+            if time_us < found.get(config.block_m, inf):
+                found[config.block_m] = time_us
+        return found
+
+    def verify(self, heights: Collection[int]) -> bool:
+        """Compare the survivors of the entry with the reference; False when one is wrong, and all has to be asked anew.
+
+        A wrong one makes room for the next and sets no pace.
         """
-        gate = Gate(lambda first_us: pattern_of(first_us).entry_samples)
-        entrants = self._enter(strategy, gate)
-        while True:
-            survivors = self._verified_survivors(entrants)
-            while self._readmit(entrants, gate):
-                survivors = self._verified_survivors(entrants)
-            if self._run_heats(survivors):
-                return self._standings(entrants)
+        survivors = self._survivors(self._of(heights), self._heats(heights)[0])
+        verdicts = [self.bench.verify(self.role, self.tokens, config) for config in survivors]
+        return not self._readmit() and all(verdicts)
 
-    def _run_heats(self, survivors: Sequence[MoEKernelConfig]) -> bool:
+    def run_heats(self, heights: Collection[int], deadline: Deadline) -> bool:
         """Run both heats; False when a finisher proved wrong after its launches, and those it kept out must be heard."""
-        first, last = self._heats(survivors)
-        finishers = self._survivors(survivors, first)
+        first, last = self._heats(heights)
+        finishers = self._survivors(self._of(heights), first)
         for place, config in enumerate(finishers):
-            if self._is_cut(place):
+            if self._is_cut(place, deadline):
                 break
             self.bench.sample(self.role, self.tokens, config, first.samples)
         right = True
         for place, config in enumerate(self._survivors(finishers, last)):
-            if self._is_cut(place):
+            if self._is_cut(place, deadline):
                 break
             self.bench.sample_and_recheck(self.role, self.tokens, config, last.samples)
             right = right and self._outcome_kind(config) is not FailureKind.WRONG
         return right
 
-    def _enter(self, strategy: Strategy, gate: Gate) -> list[MoEKernelConfig]:
-        """Return all that were asked for, and those that an earlier race at this token count left."""
-        entrants = [config for config, end in self.bench.ended(self.role, self.tokens).items() if time_of(end) < inf]
-        while asked := strategy.ask(BATCH):
-            if self._is_cut(len(entrants)):
-                break
-            self.bench.compile({self.role: asked}, self.deadline)
-            for config in asked:
-                if self._is_cut(len(entrants)):
-                    break
-                strategy.tell(config, self.bench.enter(self.role, self.tokens, config, gate))
-                entrants.append(config)
-        return list(dict.fromkeys(entrants))
+    def standings(self) -> list[Standing]:
+        """Return the verified ones: those timed most often first, and of those the fastest first.
 
-    def _is_cut(self, place: int) -> bool:
-        """Whether the deadline cuts the entrant at ``place``; remembered, because the result is then a quick pick."""
-        cut = place >= SAFE_ENTRANTS and self.deadline.passed
-        self.was_cut = self.was_cut or cut
-        return cut
+        Times of fewer samples are no match for them: in a long burst the power cap makes each launch up to 5% slower.
+        """
+        found: list[Standing] = []
+        for config in self._entrants:
+            trial = self.bench.known(self.role, self.tokens, config)
+            if trial is not None and trial.verified and isinstance(trial.outcome, Measured):
+                found.append(Standing(config, trial.outcome))
+        return sorted(found, key=lambda standing: (-standing.measured.samples, standing.measured.median_us))
 
-    def _verified_survivors(self, entrants: Sequence[MoEKernelConfig]) -> list[MoEKernelConfig]:
-        """Return the survivors of the entry, all right: a wrong one makes room for the next and sets no pace."""
-        while True:
-            survivors = self._survivors(entrants, self._heats(entrants)[0])
-            verdicts = [self.bench.verify(self.role, self.tokens, config) for config in survivors]
-            if all(verdicts):
-                return survivors
-
-    def _readmit(self, entrants: Sequence[MoEKernelConfig], gate: Gate) -> bool:
+    def _readmit(self) -> bool:
         """Race again those that were refused against a first launch that proved wrong; False when there are none."""
-        if gate.holder is None or self._outcome_kind(gate.holder) is not FailureKind.WRONG:
+        holder = self._gate.holder
+        if holder is None or self._outcome_kind(holder) is not FailureKind.WRONG:
             return False
-        refused = [config for config in entrants if self._outcome_kind(config) is FailureKind.SLOW]
-        gate.open_again()
+        refused = [config for config in self._entrants if self._outcome_kind(config) is FailureKind.SLOW]
+        self._gate.open_again()
         for config in refused:
             self.bench.forget(self.role, self.tokens, config)
-            self.bench.enter(self.role, self.tokens, config, gate)
+            self.bench.enter(self.role, self.tokens, config, self._gate)
         return bool(refused)
 
-    def _heats(self, configs: Sequence[MoEKernelConfig]) -> tuple[Heat, Heat]:
-        return pattern_of(min(map(self._time_us, configs), default=0.0)).heats
+    def _of(self, heights: Collection[int]) -> list[MoEKernelConfig]:
+        return [config for config in self._entrants if config.block_m in heights]
+
+    def _heats(self, heights: Collection[int]) -> tuple[Heat, Heat]:
+        return pattern_of(min(map(self._time_us, self._of(heights)), default=0.0)).heats
 
     def _outcome_kind(self, config: MoEKernelConfig) -> FailureKind | None:
         trial = self.bench.known(self.role, self.tokens, config)
@@ -148,28 +205,26 @@ class Race:
 
     def _time_us(self, config: MoEKernelConfig) -> float:
         trial = self.bench.known(self.role, self.tokens, config)
-        return float("inf") if trial is None else time_of(trial.outcome)
+        return inf if trial is None else time_of(trial.outcome)
 
     def _survivors(self, configs: Sequence[MoEKernelConfig], heat: Heat) -> list[MoEKernelConfig]:
         """Return those of each block_m that are near its best, the fastest first."""
         ranked = sorted(configs, key=self._time_us)
-        ranked = [config for config in ranked if self._time_us(config) < float("inf")]
-        if not ranked:
-            return []
-        overall_us = self._time_us(ranked[0])
         found: dict[int, list[MoEKernelConfig]] = {}
         for config in ranked:
             peers = found.setdefault(config.block_m, [])
             best_us = self._time_us(peers[0]) if peers else self._time_us(config)
-            near = self._time_us(config) <= heat.within * best_us and best_us <= OVERALL_RATIO * overall_us
-            if near and len(peers) < heat.per_block_m:
-                peers.append(config)
+            if self._time_us(config) < inf and self._time_us(config) <= heat.within * best_us:
+                peers.extend([config] if len(peers) < heat.per_block_m else [])
         return sorted((config for peers in found.values() for config in peers), key=self._time_us)
 
-    def _standings(self, entrants: Sequence[MoEKernelConfig]) -> list[Standing]:
-        found: list[Standing] = []
-        for config in entrants:
-            trial = self.bench.known(self.role, self.tokens, config)
-            if trial is not None and trial.verified and isinstance(trial.outcome, Measured):
-                found.append(Standing(config, trial.outcome))
-        return sorted(found, key=lambda standing: (-standing.measured.samples, standing.measured.median_us))
+
+def finish(races: Sequence[Race], deadline: Deadline) -> None:
+    """Verify and time the best of all ``races`` of a layer."""
+    while True:
+        heights = worthwhile([race.best_us() for race in races])
+        right = [race.verify(heights) for race in races]
+        if all(right):
+            right = [race.run_heats(heights, deadline) for race in races]
+        if all(right):
+            return

@@ -1,22 +1,24 @@
 """A sweep's searches against recorded times: what a strategy would have found, and what it would have cost.
 
-Only the searches are rehearsed, role by role and count by count in a sweep's order and with a sweep's quotas: no layer
-is composed. A recorded median is the truth; what the search sees of it is noisy as a few samples are. The seconds are
-the cost model's, not measured.
+Only the searches are rehearsed, role by role and count by count in a sweep's order and with a sweep's quotas, its
+survey before its races: no layer is composed. A recorded median is the truth; what the search sees of it is noisy as a
+few samples are. The seconds are the cost model's, not measured: of compiling (beside the measuring, so the longer of
+the two counts) and of measuring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp
+from math import exp, inf
 from random import Random
 
-from moetune.engine.bench import EVERY_COUNT, SUBJECT_OF
-from moetune.engine.costs import FLUSH_S, KERNEL_S, LOAD_S, ROUND_S, TRIAL_S
+from moetune.engine.bench import EVERY_COUNT, ROLE_OF
+from moetune.engine.costs import FLUSH_S, KERNEL_S, LOAD_S, TRIAL_S
 from moetune.engine.memory import Memory
+from moetune.engine.pace import FEWEST_TRIALS
 from moetune.engine.race import BATCH, pattern_of
-from moetune.engine.schedule import MOST_KERNELS, POLISH_SHARE, carried_over, order, quotas
+from moetune.engine.schedule import MOST_KERNELS, POLISH_SHARE, Quota, carried_over, order, quotas
 from moetune.outcome import Measured, Outcome, Stage, Trial
 from moetune.space import Space, sensible_block_ms
 from moetune.space.load import ExpertLoad
@@ -30,7 +32,6 @@ from moetune_kernels.shape import MoEShape
 FEW_SAMPLES_NOISE = 0.007  # relative, of the median of three samples (H200: 0.5 to 1%)
 FINAL_NOISE, FINAL_SAMPLES = 0.002, 25
 FINALISTS, FINAL_RATIO = 8, 1.06  # timed again at the end, as a race's last heat does
-ROLE_OF = {subject: role for role, subject in SUBJECT_OF.items()}
 
 Answers = Mapping[tuple[Role, int], Mapping[MoEKernelConfig, Outcome]]
 
@@ -95,12 +96,18 @@ class _Stage:
     random: Random
     compiled: dict[Role, dict[MoEKernelConfig, None]]
     seconds: float = 0.0
+    compile_s: float = 0.0
     loaded: set[tuple[Role, MoEKernelConfig]] = field(default_factory=set[tuple[Role, MoEKernelConfig]])
 
     def compile(self, role: Role, configs: Sequence[MoEKernelConfig]) -> None:
         fresh = [config for config in configs if config not in self.compiled[role]]
         self.compiled[role].update(dict.fromkeys(fresh))
-        self.seconds += max(ROUND_S, KERNEL_S * len(fresh)) if fresh else 0.0
+        self.compile_s += KERNEL_S * len(fresh)
+
+    def screen(self, role: Role, tokens: int, config: MoEKernelConfig) -> Outcome:
+        """Time a config as the entry of a race does."""
+        samples = pattern_of(self.truth.best_us(role, tokens)).entry_samples
+        return self.time(role, tokens, config, samples, FEW_SAMPLES_NOISE)
 
     def time(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int, noise: float) -> Outcome:
         outcome = self.truth.answers[role, tokens][config]
@@ -137,15 +144,23 @@ def rehearse(
         stage.compile(role, spaces[role].configs)
     rows = {count: ExpertLoad.of(truth.shape, count).rows for count in tokens}
     quota = quotas(rows, int(POLISH_SHARE * MOST_KERNELS) // len(Role))
+    late: dict[tuple[Role, int], list[MoEKernelConfig]] = {}
+    for count in [count for count in order(tokens) if quota[count].kernels]:
+        for role in Role:
+            spent = len(stage.compiled[role]) - len(spaces[role].configs)
+            search = _search(stage, strategy, seed, spaces[role], count, carried_over(quota, count, spent))
+            late[role, count] = _survey(stage, role, count, search)
     races: list[Found] = []
     for count in order(tokens):
         for role in Role:
-            spent = len(stage.compiled[role]) - len(spaces[role].configs)
-            here = carried_over(quota, count, spent)
-            terrain = stage.memory.terrain(spaces[role], stage.compiled[role], count, here)
-            strategy_here = strategy(_answered(terrain, truth.answers[role, count]), seed)
-            races.append(_race(stage, role, count, strategy_here))
-    return Rehearsal(tuple(races), sum(map(len, stage.compiled.values())), stage.seconds)
+            for config in late.get((role, count), ()):
+                stage.screen(role, count, config)
+            tried = len(memory.log.times_us(role, count))
+            rest = Quota(trials=max(quota[count].trials - tried, FEWEST_TRIALS), kernels=0)
+            _survey(stage, role, count, _search(stage, strategy, seed, spaces[role], count, rest))
+            races.append(_end(stage, role, count))
+    seconds = max(stage.seconds, stage.compile_s)
+    return Rehearsal(tuple(races), sum(map(len, stage.compiled.values())), seconds)
 
 
 def _space(truth: Truth, role: Role, tokens: Sequence[int]) -> Space:
@@ -173,20 +188,27 @@ def _answered(terrain: Terrain, answers: Mapping[MoEKernelConfig, Outcome]) -> T
     )
 
 
-def _race(stage: _Stage, role: Role, tokens: int, strategy: Strategy) -> Found:
-    samples = pattern_of(stage.truth.best_us(role, tokens)).entry_samples
-    times: dict[MoEKernelConfig, float] = {}
-    trials = 0
+def _search(stage: _Stage, strategy: StrategyFactory, seed: int, space: Space, tokens: int, quota: Quota) -> Strategy:
+    terrain = stage.memory.terrain(space, stage.compiled[space.role], tokens, quota)
+    return strategy(_answered(terrain, stage.truth.answers[space.role, tokens]), seed)
+
+
+def _survey(stage: _Stage, role: Role, tokens: int, strategy: Strategy) -> list[MoEKernelConfig]:
+    """Time what the search asks for; return what it has compiled instead, which is timed later."""
+    late: list[MoEKernelConfig] = []
     while asked := strategy.ask(BATCH):
-        stage.compile(role, asked)
-        for config in asked:
-            outcome = stage.time(role, tokens, config, samples, FEW_SAMPLES_NOISE)
-            strategy.tell(config, outcome)
-            trials += 1
-            if isinstance(outcome, Measured):
-                times[config] = outcome.median_us
-    recorded = len(stage.truth.answers[role, tokens])
-    return Found(role, tokens, _regret(stage, role, tokens, times), trials, recorded)
+        fresh = [config for config in asked if config not in stage.compiled[role]]
+        stage.compile(role, fresh)
+        late += fresh
+        for config in [config for config in asked if config not in fresh]:
+            strategy.tell(config, stage.screen(role, tokens, config))
+    return late
+
+
+def _end(stage: _Stage, role: Role, tokens: int) -> Found:
+    times = {config: us for config, us in stage.memory.log.times_us(role, tokens).items() if us < inf}
+    tried, recorded = len(stage.memory.log.times_us(role, tokens)), len(stage.truth.answers[role, tokens])
+    return Found(role, tokens, _regret(stage, role, tokens, times), tried, recorded)
 
 
 def _regret(stage: _Stage, role: Role, tokens: int, times: Mapping[MoEKernelConfig, float]) -> float:

@@ -14,7 +14,7 @@ POLISH_SHARE = 0.7  # of the kernels: kept for what the trials of token counts a
 NEEDLE_ROWS = 48
 NEEDLE_WEIGHT, NEEDLE_ANCHOR_WEIGHT, FLAT_WEIGHT, FLAT_ANCHOR_WEIGHT = 2, 5, 0, 4
 FEWEST_POLISH = 4  # kernels of one race: fewer are not worth a round of the compile pool
-ANCHOR_TRIALS, TRIALS = 36, 16  # of one role; searches stop earlier where nothing promises a gain
+ANCHOR_TRIALS, TRIALS = 32, 16  # of one role; searches stop earlier where nothing promises a gain
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,21 @@
-"""The life of a sweep: compile everything once, then race, compose, decide and write at every token count."""
+"""The life of a sweep: survey the token counts that want kernels of their own, then tune every count and write it.
+
+Compile processes work beside all of it. A survey gives candidates a few samples and asks for the kernels that look good
+from there; while these compile, the GPU surveys the next count. When the counts are tuned, their kernels are ready.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from moetune.engine.backend import Backend, Ceilings
+from moetune.engine.backend import Backend, Ceilings, Kernel
 from moetune.engine.bench import Bench, Journal, Key
-from moetune.engine.budget import Allowance, Budget, Deadline
-from moetune.engine.compose import FEW_FINALISTS, FINALISTS, block_ms, compose
+from moetune.engine.budget import Allowance, Budget
+from moetune.engine.compose import block_ms, compose
 from moetune.engine.costs import KERNEL_S, Costs
 from moetune.engine.counting import count_winners
 from moetune.engine.decide import NOISE, distrusted
@@ -19,19 +24,19 @@ from moetune.engine.events import (
     CountersStarted,
     Emit,
     SpaceReady,
+    SurveyStarted,
     TableWritten,
     TokenDone,
     TokenFailed,
     TokenRefused,
-    TokenRevisited,
     TokenStarted,
     Warned,
 )
 from moetune.engine.finals import Finals, Verdict
 from moetune.engine.memory import Memory
 from moetune.engine.pace import Pace
-from moetune.engine.race import Race, Standing
-from moetune.engine.schedule import order
+from moetune.engine.race import Race, finish
+from moetune.engine.schedule import Quota, order
 from moetune.engine.within import Within
 from moetune.errors import RunError
 from moetune.outcome import Failed, FailureKind, Measured, Trial
@@ -42,7 +47,6 @@ from moetune_kernels.plan import LayerPlan
 from moetune_kernels.table import Entry
 
 ENOUGH_KERNELS = 30  # compiled at once tell the speed of the pool
-ENOUGH_NEWS = 8  # kernels that the searches still want to try at a token count are worth another look
 COUNTERS_LIMIT_S = 120.0  # a profiler that has not answered by then is stuck
 
 
@@ -53,8 +57,8 @@ class Job:
     Args:
         tokens: token counts, each at least 1.
         budget: wall time, running.
-        kernels: how many kernels the first round compiles, both roles together.
-        polish: how many kernels the searches may have compiled afterwards, both roles together.
+        kernels: how many candidates are compiled at the start, both roles together.
+        polish: how many kernels the searches may have compiled besides, both roles together.
         seed: of the strategies that draw.
         noise: the share of a time under which two plans are equal.
         strict: write no entry that was measured while the GPU was held down.
@@ -116,6 +120,7 @@ class Session:
     _entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
     _verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
     _refused: list[str] = field(default_factory=list[str])
+    _surveyed: dict[tuple[Role, int], Race] = field(default_factory=dict[tuple[Role, int], Race])
 
     def __post_init__(self) -> None:
         self._emit = self.ports.emit
@@ -132,16 +137,18 @@ class Session:
         require_something(self._spaces, self.job.tokens)
         self._within = Within(self._spaces, self._bench)
         self._bench.why_outside = self._within.why_outside
+        self._budget = Budget(None) if self._is_recorded else self.job.budget  # nothing to wait for in a replay
+        started_s = self._budget.clock()
+        self._bench.request(self._first_kernels())
         self._ceilings = self.backend.ceilings()
         self.ports.journal.record_ceilings(self._ceilings.bytes_per_s, self._ceilings.flops)
-        self._budget = Budget(None) if self._is_recorded else self.job.budget  # nothing to wait for in a replay
-        costs = Costs(self.backend.shape, self._ceilings, self._compile())
+        costs = Costs(self.backend.shape, self._ceilings, self._await_first_kernels(started_s))
         self._pace = Pace(self._budget, costs, self._bench, self._spaces, self.job.tokens, self.job.polish)
         counts = order(self.job.tokens)
+        self._survey(counts)
         for place, tokens in enumerate(counts, start=1):
             self._emit(TokenStarted(tokens, place, len(counts)))
             self._one_count(counts[place - 1 :])
-        self._look_again()
         if not self._entries:
             if self._refused:
                 raise RunError(f"no entry is worth keeping: {self._refused[0]}; cool the GPU, or leave --strict away")
@@ -178,17 +185,41 @@ class Session:
     def _is_recorded(self) -> bool:
         return any(space.closed for space in self._spaces.values())
 
-    def _compile(self) -> float:
-        """Compile the default plans' kernels and the candidates; return the seconds per kernel."""
+    def _first_kernels(self) -> Iterator[Kernel]:
+        """Yield the default plans' kernels and the candidates, the roles by turns."""
         defaults = [self.ports.default_plan(tokens) for tokens in self.job.tokens]
-        wanted = {role: [*(plan.config(role) for plan in defaults), *self._spaces[role].configs] for role in Role}
-        started_s = self._budget.clock()
-        if not self._bench.compile(wanted, self._budget.compile_deadline()):
+        wanted = [
+            [(role, config) for config in (*(plan.config(role) for plan in defaults), *self._spaces[role].configs)]
+            for role in Role
+        ]
+        for kernels in itertools.zip_longest(*wanted):
+            yield from (kernel for kernel in kernels if kernel is not None)
+
+    def _await_first_kernels(self, started_s: float) -> float:
+        """Wait for the compiler; return the seconds per kernel."""
+        if not self._bench.await_all(self._budget.compile_deadline()):
             self._cut_short("the budget cut the compiles short: the least promising candidates are left out")
         if self.job.limits.any:
             self._within.report(self.job.tokens, self._emit)
         compiled = len(self._bench.compiled)
         return (self._budget.clock() - started_s) / compiled if compiled >= ENOUGH_KERNELS else KERNEL_S
+
+    def _survey(self, counts: Sequence[int]) -> None:
+        """Try a few candidates wherever the searches may have kernels compiled, and let them ask for these."""
+        asking = [tokens for tokens in counts if any(self._pace.quota(role, tokens).kernels for role in Role)]
+        deadline = None if self._is_recorded else self._pace.survey_deadline(asking)
+        if deadline is None:
+            return
+        for place, tokens in enumerate(asking, start=1):
+            if deadline.passed:
+                return
+            self._emit(SurveyStarted(tokens, place, len(asking)))
+            if self.backend.open(tokens) is not None:
+                continue  # it is opened once more in its turn, which says what is wrong
+            for role in Role:
+                race = self._surveyed[role, tokens] = Race(self._bench, role, tokens)
+                race.enter(self._search(role, tokens, self._pace.quota(role, tokens)), deadline)
+                self._remember(role, tokens)
 
     # one token count
 
@@ -197,15 +228,13 @@ class Session:
         # Opened before its time is counted: the first one waits for CUDA, its libraries and the weights.
         verdict = self.backend.open(tokens) or self._tune(tokens, self._pace.allow(counts_left))
         if isinstance(verdict, Failed):
-            if tokens not in self._entries:
-                self._emit(TokenFailed(tokens, verdict.reason))
+            self._emit(TokenFailed(tokens, verdict.reason))
             return
         bound_us = self.backend.bound_us()
         self.ports.journal.record_bound(tokens, bound_us)
         if self.job.strict and (reason := distrusted(verdict.winner.measured)):
             self._refused.append(reason)
-            if tokens not in self._entries:  # a second look leaves what the first one found
-                self._emit(TokenRefused(tokens, reason))
+            self._emit(TokenRefused(tokens, reason))
             return
         cost = self._within.cost(verdict, self.ports.default_plan(tokens))
         if cost is not None:
@@ -230,80 +259,50 @@ class Session:
             )
         default = self.ports.default_plan(tokens)
         finals = Finals(self._bench, tokens, default, allowance.deadline, self.job.noise, self._within.holds)
-        before = [self._memory.winners[tokens]] if tokens in self._memory.winners else []
         # Where layers are recorded, a sum of kernels has no chance to be measured, and none to be believed before them.
         recorded = [plan for plan in self.backend.recorded_plans(tokens) if self._within.holds(plan)]
-        entrants = recorded or [*plans, *before, *preferred]
+        entrants = recorded or [*plans, *preferred]
         verdict = self._within.explained(finals.run(list(dict.fromkeys(entrants)), preferred), default)
-        if not before:
-            self._pace.learn(allowance, self._budget.clock() - started_s, was_cut)
+        self._pace.learn(allowance, self._budget.clock() - started_s, was_cut)
         return verdict
 
     def _raced_plans(self, tokens: int, allowance: Allowance) -> tuple[list[LayerPlan], bool]:
         """Return the finalists of both races, and whether one of these was cut short."""
-        may_compile = allowance.polish
-        gate_up, cut_gate_up = self._race(Role.GATE_UP, tokens, allowance.gate_up_deadline, may_compile)
-        down, cut_down = self._race(Role.DOWN, tokens, allowance.down_deadline, may_compile)
+        races = {role: self._surveyed.pop((role, tokens), None) or Race(self._bench, role, tokens) for role in Role}
+        for role, deadline in ((Role.GATE_UP, allowance.gate_up_deadline), (Role.DOWN, allowance.down_deadline)):
+            races[role].enter_late(deadline)
+            self._remember(role, tokens)
+            races[role].enter(self._search(role, tokens, self._pace.rest(role, tokens)), deadline)
+        finish(list(races.values()), allowance.down_deadline)
+        for role in Role:
+            self._remember(role, tokens)
+        gate_up, down = (races[role].standings() for role in (Role.GATE_UP, Role.DOWN))
         routing_us: dict[int, float] = {}
         for block_m in block_ms(gate_up, down):
             routing = self._bench.routing(tokens, block_m)
             if isinstance(routing, Measured):
                 routing_us[block_m] = routing.median_us
         self._bench.combine(tokens)  # the same for all plans: recorded for replays and reports
-        cut = [role.value for role, was_cut in ((Role.GATE_UP, cut_gate_up), (Role.DOWN, cut_down)) if was_cut]
+        cut = [role.value for role, race in races.items() if race.was_cut]
         if cut:
             self._cut_short(f"{tokens} tokens: the budget cut the race of {' and '.join(cut)} short")
-        finalists = FINALISTS if allowance.polish else FEW_FINALISTS
-        return [composed.plan for composed in compose(gate_up, down, routing_us, finalists)], bool(cut)
+        return [composed.plan for composed in compose(gate_up, down, routing_us)], bool(cut)
 
-    def _race(
-        self,
-        role: Role,
-        tokens: int,
-        deadline: Deadline,
-        may_compile: bool,  # noqa: FBT001  # of the budget, no mode
-    ) -> tuple[list[Standing], bool]:
-        race = Race(self._bench, role, tokens, deadline)
-        standings = race.run(self._search(role, tokens, may_compile=may_compile))
+    def _remember(self, role: Role, tokens: int) -> None:
         for config, outcome in self._bench.ended(role, tokens).items():
             self._memory.log.record(role, tokens, config, outcome)
-        return standings, race.was_cut
 
-    def _search(self, role: Role, tokens: int, *, may_compile: bool) -> Strategy:
-        quota = self._pace.quota(role, tokens)
+    def _search(self, role: Role, tokens: int, quota: Quota) -> Strategy:
         terrain = self._memory.terrain(
             self._spaces[role],
             self._bench.inside(role),
             tokens,
-            quota if may_compile else replace(quota, kernels=0),
+            quota,
             seeds=[plan.config(role) for plan in (self.ports.default_plan(tokens), *self._memory.neighbours(tokens))],
         )
         return self.ports.strategy(terrain, self.job.seed)
 
     # after the last token count
-
-    def _look_again(self) -> None:
-        """Race promising kernels that were compiled after a token count's turn there too, while there is time.
-
-        The most tokens come first: there one kernel in a hundred is the best, and each count finds others.
-        """
-        if self._is_recorded:
-            return
-        counts = [tokens for tokens in sorted(self._entries, reverse=True) if self._has_news(tokens)]
-        for place, tokens in enumerate(counts, start=1):
-            if self._pace.fits(tokens):
-                self._emit(TokenRevisited(tokens, place, len(counts)))
-                self._one_count([tokens])
-
-    def _has_news(self, tokens: int) -> bool:
-        """Whether the searches would try a few kernels here that the sweep compiled for other counts."""
-        news = [
-            config
-            for role in Role
-            for config in self._search(role, tokens, may_compile=False).ask(ENOUGH_NEWS)
-            if not self._bench.known(role, tokens, config)
-        ]
-        return len(news) >= ENOUGH_NEWS
 
     def _count_winners(self) -> None:
         """Read hardware counters for the winners, where machine and budget allow it; else figures stay as they are."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
-from moetune.engine.backend import Ceilings, LayerFigures
+from moetune.engine.backend import Ceilings, Kernel, LayerFigures
 from moetune.errors import MissingError, RunError
 from moetune.measure.calls import DTYPES, gemm_job
 from moetune.measure.card import CardState, card_state
@@ -417,14 +417,19 @@ class CudaBackend(CudaTrials):
         del tokens
         return ()
 
-    def compile(
-        self, role: Role, configs: Sequence[MoEKernelConfig]
-    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
-        """Compile in other processes and yield each config as it ends, in any order."""
-        for config, result in self._compiles.compile(role, configs, self._info):
-            if isinstance(result, Compiled):
-                self._compiled[role, config] = result
-            yield config, result
+    def submit(self, kernels: Iterable[Kernel]) -> None:
+        """Queue kernels to be compiled in other processes, in their order, and return at once."""
+        self._compiles.submit(kernels, self._info)
+
+    def ended(self, wait_s: float = 0.0) -> Sequence[tuple[Kernel, Compiled | Failed]]:
+        """Return the queued kernels that ended since the last call."""
+        found = self._compiles.ended(wait_s)
+        self._compiled.update((kernel, result) for kernel, result in found if isinstance(result, Compiled))
+        return found
+
+    def withdraw(self) -> Sequence[Kernel]:
+        """Take back the queued kernels that no process has begun."""
+        return self._compiles.withdraw()
 
     def counters(
         self, plans: dict[int, LayerPlan], limit_s: float = COUNTERS_LIMIT_S

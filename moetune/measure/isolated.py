@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
-from moetune.engine.backend import Ceilings, LayerFigures
+from moetune.engine.backend import Ceilings, Kernel, LayerFigures
 from moetune.measure.card import CardState
 from moetune.measure.gpu_messages import GpuSettings, Start
 from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, RespawningGpu, gone
@@ -26,10 +26,16 @@ Row = dict[LayerPlan, Outcome]
 class Compiles(Protocol):
     """Who compiles, without a GPU."""
 
-    def compile(
-        self, role: Role, configs: Sequence[MoEKernelConfig], device: DeviceInfo
-    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
-        """Compile for ``device`` and yield each config as it ends."""
+    def submit(self, kernels: Iterable[Kernel], device: DeviceInfo) -> None:
+        """Queue kernels for ``device``."""
+        ...
+
+    def ended(self, wait_s: float = 0.0) -> Sequence[tuple[Kernel, Compiled | Failed]]:
+        """Return the kernels that ended since the last call."""
+        ...
+
+    def withdraw(self) -> Sequence[Kernel]:
+        """Take back the kernels that nobody has begun."""
         ...
 
     def close(self) -> None:
@@ -98,14 +104,21 @@ class IsolatedBackend:
         del tokens
         return ()
 
-    def compile(
-        self, role: Role, configs: Sequence[MoEKernelConfig]
-    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
-        """Compile in other processes and yield each config as it ends; waits for no GPU process."""
-        for config, result in self._compiles.compile(role, configs, self.device):
-            if isinstance(result, Compiled):
-                self._gpu.compiled[role, config] = result
-            yield config, result
+    # Compiling, in other processes: none of these waits for the GPU process.
+
+    def submit(self, kernels: Iterable[Kernel]) -> None:
+        """Queue kernels to be compiled, in their order, and return at once."""
+        self._compiles.submit(kernels, self.device)
+
+    def ended(self, wait_s: float = 0.0) -> Sequence[tuple[Kernel, Compiled | Failed]]:
+        """Return the queued kernels that ended since the last call."""
+        found = self._compiles.ended(wait_s)
+        self._gpu.compiled.update((kernel, result) for kernel, result in found if isinstance(result, Compiled))
+        return found
+
+    def withdraw(self) -> Sequence[Kernel]:
+        """Take back the queued kernels that no process has begun."""
+        return self._compiles.withdraw()
 
     # Questions: a new method of the trials is one line here.
 

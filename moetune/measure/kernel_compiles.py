@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
+from moetune.engine.backend import Kernel
 from moetune.measure.calls import PRELOAD, gemm_job, small_jobs
 from moetune.measure.compiler import CompilePool, KernelJob
 from moetune.outcome import Compiled, Failed
-from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
+from moetune_kernels.config import BLOCK_SIZES
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.shape import MoEShape
 
@@ -24,23 +24,34 @@ class KernelCompiles:
     def __init__(self, shape: MoEShape, workers: int | None = None) -> None:
         self._shape = shape
         self._pool = CompilePool(workers=workers, preload=PRELOAD)  # it imports while this process goes on
-        self._small_compiled = False
+        self._small: dict[int, KernelJob] = {}
+        self._held: list[int] = []  # small ones that are to be queued behind the next kernels
 
-    def compile(
-        self, role: Role, configs: Sequence[MoEKernelConfig], device: DeviceInfo
-    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
-        """Compile for ``device`` and yield each config as it ends, in any order."""
-        gemms = ((config, gemm_job(role, config, self._shape, device)) for config in configs)
-        jobs: Iterator[tuple[MoEKernelConfig | None, KernelJob]] = itertools.chain(self._small_jobs(device), gemms)
-        for config, result in self._pool.compile(jobs):
-            if config is not None:  # a small kernel that cannot compile shows itself in the first layer
-                yield config, result
+    def submit(self, kernels: Iterable[Kernel], device: DeviceInfo) -> None:
+        """Queue kernels for ``device``, in their order and before all small ones, and return at once."""
+        if not self._small:
+            self._small = dict(enumerate(small_jobs(self._shape, BLOCK_SIZES, device)))
+            self._held = list(self._small)
+        self._pool.submit((kernel, gemm_job(*kernel, self._shape, device)) for kernel in kernels)
+        self._submit_held()
 
-    def _small_jobs(self, device: DeviceInfo) -> Iterator[tuple[None, KernelJob]]:
-        if not self._small_compiled:
-            self._small_compiled = True
-            for job in small_jobs(self._shape, BLOCK_SIZES, device):
-                yield None, job
+    def ended(self, wait_s: float = 0.0) -> list[tuple[Kernel, Compiled | Failed]]:
+        """Return the kernels that ended since the last call; waits ``wait_s`` at most where none has.
+
+        A small kernel that cannot compile shows itself in the first layer.
+        """
+        self._submit_held()
+        return [(key, result) for key, result in self._pool.ended(wait_s) if not isinstance(key, int)]
+
+    def withdraw(self) -> list[Kernel]:
+        """Take back the kernels that no process has begun, in their order; the small ones are queued again."""
+        keys = self._pool.withdraw()
+        self._held += [key for key in keys if isinstance(key, int)]
+        return [key for key in keys if not isinstance(key, int)]
+
+    def _submit_held(self) -> None:
+        held, self._held = self._held, []
+        self._pool.submit((place, self._small[place]) for place in held)
 
     def close(self) -> None:
         """End the processes; safe to call twice."""

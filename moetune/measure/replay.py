@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from moetune.engine.backend import Ceilings, LayerFigures
+from moetune.engine.backend import Ceilings, Kernel, LayerFigures
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
@@ -48,6 +48,7 @@ class ReplayBackend:
             if trial.compiled is not None:
                 self._compiled[trial.subject, trial.choice] = trial.compiled
         self._tokens: int | None = None
+        self._submitted: list[Kernel] = []
 
     @property
     def name(self) -> str:
@@ -93,17 +94,27 @@ class ReplayBackend:
             )
         )
 
-    def compile(
-        self, role: Role, configs: Sequence[MoEKernelConfig]
-    ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
-        """Yield what the compiler reported when the trials were recorded."""
-        for config in configs:
-            ended = self._trials.get((_SUBJECT[role], _EVERY_COUNT, config, Stage.SCREEN))
-            compiled = self._compiled.get((_SUBJECT[role], config))
-            if ended is not None and isinstance(ended.outcome, Failed):
-                yield config, ended.outcome
-            else:
-                yield config, compiled or _unrecorded(f"{role.value} was never compiled with this config")
+    def submit(self, kernels: Iterable[Kernel]) -> None:
+        """Queue kernels, whose recorded reports are there at once."""
+        self._submitted.extend(kernels)
+
+    def ended(self, wait_s: float = 0.0) -> Sequence[tuple[Kernel, Compiled | Failed]]:
+        """Return what the compiler reported of all queued kernels when the trials were recorded."""
+        del wait_s
+        kernels, self._submitted = self._submitted, []
+        return [(kernel, self._compiler_said(*kernel)) for kernel in kernels]
+
+    def withdraw(self) -> Sequence[Kernel]:
+        """Take back all that is queued."""
+        kernels, self._submitted = self._submitted, []
+        return kernels
+
+    def _compiler_said(self, role: Role, config: MoEKernelConfig) -> Compiled | Failed:
+        ended = self._trials.get((_SUBJECT[role], _EVERY_COUNT, config, Stage.SCREEN))
+        if ended is not None and isinstance(ended.outcome, Failed):
+            return ended.outcome
+        compiled = self._compiled.get((_SUBJECT[role], config))
+        return compiled or _unrecorded(f"{role.value} was never compiled with this config")
 
     def open(self, tokens: int) -> Failed | None:
         """Choose the token count; one without trials or without a bound has no answers."""

@@ -121,6 +121,8 @@ class Guided:
         compiled = self._unseen(self._terrain.compiled)
         draft.take(view.best_of_each_height(compiled, HEIGHT_RATIO))
         draft.take(view.promising(compiled, draft.room))
+        if not self._times:  # whatever the guess says of them: after one or two trials nobody knows how far it is off
+            draft.take(view.by_expectation(compiled))
         return draft
 
     def _later(self, left: int) -> Draft:

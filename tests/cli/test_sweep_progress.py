@@ -17,11 +17,11 @@ from moetune.engine.events import (
     GpuAwaited,
     SpaceCompiled,
     SpaceReady,
+    SurveyStarted,
     SweepStarted,
     TokenDone,
     TokenFailed,
     TokenRefused,
-    TokenRevisited,
     TokenStarted,
     TrialEnded,
     Warned,
@@ -120,18 +120,18 @@ def test_the_speed_is_that_of_the_last_ten_seconds(progress, clock):
     assert progress.per_second == 2.0
 
 
-def test_neighbours_compiled_while_measuring_do_not_change_the_phase_nor_outlive_it(progress, clock):
+def test_kernels_compiled_while_measuring_do_not_change_the_phase(progress, clock):
     progress.update(CompileProgress(278, 278, 0))
     progress.update(TokenStarted(1, 1, 2))
     progress.update(trial(Subject.GATE_UP, 5.0, tokens=1))
     clock.now_s += 10
     progress.update(CompileProgress(3, 9, 0))
-    assert status_line(progress) == "measuring 0/2 · compiling neighbours 3/9 · 0.1 candidates/s"
+    assert status_line(progress) == "measuring 0/2 · compiling 3/9 · 0.1 candidates/s"
     progress.update(CompileProgress(9, 9, 0))
     assert status_line(progress) == "measuring 0/2 · 0.1 candidates/s"
-    progress.update(CompileProgress(1, 9, 0))  # cut by the deadline: no last step comes
+    progress.update(CompileProgress(9, 20, 0))
     progress.update(TokenDone(entry(tokens=1)))
-    assert status_line(progress) == "measuring 1/2 · 0.1 candidates/s · ETA 0:10"
+    assert status_line(progress) == "measuring 1/2 · compiling 9/20 · 0.1 candidates/s · ETA 0:10"
 
 
 def test_the_time_left_is_never_negative_and_steps_never_pass_the_last(progress, clock):
@@ -149,21 +149,20 @@ def test_the_time_left_is_never_negative_and_steps_never_pass_the_last(progress,
     assert status_line(progress) == "reading counters"
 
 
-def test_a_second_look_is_a_phase_of_its_own_and_marks_its_row(progress, clock):
+def test_a_survey_is_a_phase_of_its_own_and_marks_its_row(progress):
     from rich.console import Console
 
-    for place, tokens in ((1, 1), (2, 16)):
-        progress.update(TokenStarted(tokens, place, 2))
-        progress.update(TokenDone(entry(tokens=tokens)))
-    progress.update(TokenRevisited(16, 1, 2))
-    clock.now_s += 5
+    progress.update(CompileProgress(278, 278, 0))
+    progress.update(SurveyStarted(16, 1, 2))
+    progress.update(trial(Subject.GATE_UP, 5.0, tokens=16))
+    progress.update(CompileProgress(278, 290, 0))
     sink = StringIO()
     Console(file=sink, width=80).print(live_view(progress))
     lines = sink.getvalue().splitlines()
-    assert lines[0].strip() == "second look 0/2"
-    assert [line.split()[-1] for line in lines[-2:]] == ["done", "look"]
-    progress.update(TokenDone(entry()))
-    assert status_line(progress) == "second look 1/2 · ETA 0:05"
+    assert lines[0].strip() == "surveying 0/2 · compiling 278/290"
+    assert [line.split()[-1] for line in lines[-2:]] == ["waiting", "measuring"]
+    progress.update(TokenStarted(1, 1, 2))
+    assert status_line(progress) == "measuring 0/2 · compiling 278/290"
 
 
 def test_failures_are_counted_by_kind(progress):
@@ -277,8 +276,6 @@ def test_plain_lines_of_a_long_sweep_tell_each_thing_once(capsys, clock):
             log(CompileProgress(done, 9, 0))
             log(trial(Subject.DOWN, 5.0, tokens=tokens))
         log(TokenDone(entry(tokens=tokens)))
-    log(TokenRevisited(16, 1, 1))
-    log(TokenDone(entry()))
     lines = capsys.readouterr().err.splitlines()
     assert lines[1:] == [
         "compiling 0/40",
@@ -286,7 +283,6 @@ def test_plain_lines_of_a_long_sweep_tell_each_thing_once(capsys, clock):
         "compiling 40/40 · 2.1 candidates/s",
         "1 token: 10.0 us, 1.20x the default's speed, 90% of the bound · measuring 1/2 · 0.6 candidates/s · ETA 0:20",
         "16 tokens: 10.0 us, 1.20x the default's speed, 90% of the bound · measuring 2/2 · 0.6 candidates/s",
-        "16 tokens again: 10.0 us, 1.20x the default's speed, 90% of the bound · second look 1/1",
     ]
 
 

@@ -58,7 +58,7 @@ class FakeBackend:
         self.calls = Counter()
         self.journal = MemoryJournal()  # where a test that needs no store keeps this GPU's trials
         self.tokens = 0
-        self.opened, self.launched = [], []
+        self.opened, self.launched, self.queued = [], [], []
 
     def hook(self, name, *args):
         return self.hooks[name](*args) if name in self.hooks else None
@@ -79,14 +79,21 @@ class FakeBackend:
     def recorded(self, role):
         return None
 
-    def compile(self, role, configs):
-        for config in configs:
-            self.calls["compile"] += 1
-            yield (
-                config,
-                self.hook("compile", role, config)
-                or Compiled(registers=128, spills=0, smem_bytes=4096, block_size=config.block_size),
-            )
+    def submit(self, kernels):
+        self.queued += kernels
+
+    def ended(self, wait_s=0.0):
+        kernels, self.queued = self.queued, []
+        return [(kernel, self.compiler_says(*kernel)) for kernel in kernels]
+
+    def withdraw(self):
+        kernels, self.queued = self.queued, []
+        return kernels
+
+    def compiler_says(self, role, config):
+        self.calls["compile"] += 1
+        report = Compiled(registers=128, spills=0, smem_bytes=4096, block_size=config.block_size)
+        return self.hook("compile", role, config) or report
 
     def open(self, tokens):
         self.opened.append(tokens)
@@ -154,7 +161,7 @@ class VirtualH200(FakeBackend):
     its bound.
     """
 
-    COMPILED_PER_S, COMPILE_ROUND_S = 10.5, 1.3
+    COMPILED_PER_S, PROCESSES = 10.5, 15
     READY_S, FIRST_OPEN_S = 4.5, 4.0  # processes, CUDA and ceilings; libraries and the first weights
     LOAD_S, TRIAL_S, FLUSH_S = 0.02, 0.5e-3, 0.3e-3
     SMALL_KERNEL_S, GRAPH_S = 0.35, 5e-3
@@ -164,6 +171,7 @@ class VirtualH200(FakeBackend):
         super().__init__(shape, **hooks)
         self.now_s, self.loaded, self.small, self.spent = 0.0, set(), set(), Counter()
         self.verified, self.referenced = set(), set()
+        self.processes, self.queue = [0.0] * self.PROCESSES, {}
 
     def clock(self):
         return self.now_s
@@ -207,11 +215,30 @@ class VirtualH200(FakeBackend):
             self.take(self.READY_S, "start")
         return super().ceilings()
 
-    def compile(self, role, configs):
-        started_s, first = self.now_s, max(self.COMPILE_ROUND_S - len(configs) / self.COMPILED_PER_S, 0.0)
-        for place, answer in enumerate(super().compile(role, configs), start=1):
-            self.take(started_s + first + place / self.COMPILED_PER_S - self.now_s, "compile")
-            yield answer
+    def submit(self, kernels):
+        """The pool begins a kernel whenever one of its processes is free; each takes one to two seconds."""
+        for kernel in kernels:
+            free_s = max(min(self.processes), self.now_s)
+            self.processes[self.processes.index(min(self.processes))] = free_s + self.PROCESSES / self.COMPILED_PER_S
+            self.queue[kernel] = free_s, free_s + self.slower * self.PROCESSES / self.COMPILED_PER_S
+
+    def ended(self, wait_s=0.0):
+        first_s = min((end_s for _, end_s in self.queue.values()), default=0.0)
+        if first_s > self.now_s:
+            self.spent["compile"] += min(wait_s, first_s - self.now_s)
+            self.now_s += min(wait_s, first_s - self.now_s)
+        done = [kernel for kernel, (_, end_s) in self.queue.items() if end_s <= self.now_s]
+        for kernel in done:
+            del self.queue[kernel]
+        return [(kernel, self.compiler_says(*kernel)) for kernel in done]
+
+    def withdraw(self):
+        waiting = [kernel for kernel, (start_s, _) in self.queue.items() if start_s > self.now_s]
+        for kernel in waiting:
+            del self.queue[kernel]
+        begun = sorted(end_s for _, end_s in self.queue.values())
+        self.processes = [*begun, *[self.now_s] * (self.PROCESSES - len(begun))]
+        return waiting
 
     def open(self, tokens):
         self.take(

@@ -10,7 +10,7 @@ from moetune.engine.budget import Deadline
 from moetune.engine.compose import FINALISTS, PER_BLOCK_M, compose
 from moetune.engine.finals import Finals, Verdict
 from moetune.engine.last_heat import FIRST_BLOCK
-from moetune.engine.race import Race, Standing
+from moetune.engine.race import Race, Standing, finish
 from moetune.outcome import Failed, FailureKind, Figure, Measured, Stage, Subject, Trial
 from moetune.space.prior import Problem
 from moetune.strategies import Exhaustive, Terrain
@@ -267,7 +267,8 @@ def test_kernels_timed_in_longer_bursts_are_not_beaten_by_those_timed_once(fake_
     bench = Bench(tired, tired.journal, lambda _: None)
     configs = [replace(BASE, block_n=width, num_warps=warps) for width in (16, 32, 64, 128) for warps in (2, 4, 8)]
     never = Deadline(inf, lambda: 0.0)
-    bench.compile({Role.DOWN: configs}, never)
+    bench.request((Role.DOWN, config) for config in configs)
+    assert bench.await_all(never)
     tired.open(64)
     problem = Problem(tired.shape, tired.device, Role.DOWN)
     strategy = Exhaustive(
@@ -280,7 +281,10 @@ def test_kernels_timed_in_longer_bursts_are_not_beaten_by_those_timed_once(fake_
             trials=100,
         )
     )
-    standings = Race(bench, Role.DOWN, 64, never).run(strategy)
+    race = Race(bench, Role.DOWN, 64)
+    race.enter(strategy, never)
+    finish([race], never)
+    standings = race.standings()
     assert [standing.config.block_n for standing in standings[:3]] == [16, 16, 16]
     assert standings[0].measured.samples == 25
     samples = [standing.measured.samples for standing in standings]

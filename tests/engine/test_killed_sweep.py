@@ -67,15 +67,14 @@ def asked_to_die(backend, at_answer, die):
     }
     for name, note in noted.items():
         setattr(backend, name, _mortal(backend, getattr(backend, name), note, at_answer, die))
-    real = backend.compile
+    real = backend.compiler_says
 
-    def compile_all(role, configs):
-        for config, result in real(role, configs):
-            backend.asked.append(("compile", SUBJECT[role.value], 0, config, 0))
-            _count(backend, at_answer, die)
-            yield config, result
+    def compiler_says(role, config):
+        backend.asked.append(("compile", SUBJECT[role.value], 0, config, 0))
+        _count(backend, at_answer, die)
+        return real(role, config)
 
-    backend.compile = compile_all
+    backend.compiler_says = compiler_says
     return backend
 
 

@@ -21,7 +21,6 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8
 MIXTRAL = MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2)
 QWEN = MoEShape(hidden=2048, inter=768, local_experts=128, top_k=8)
 LARGE = MoEShape(hidden=4096, inter=14336, local_experts=64, top_k=2)  # 22.5 GB of weights
-SHAPES = pytest.mark.parametrize("shape", [QWEN, MIXTRAL, LARGE], ids=lambda shape: shape.key)
 CLOSING_SHARE = 0.03  # of a budget is kept for what its clock does not see
 CEILINGS = Ceilings(bytes_per_s=4.2e12, flops=7.8e14)
 
@@ -65,11 +64,15 @@ def test_240_seconds_are_enough_for_everything_and_250_for_22_gb(virtual_h200, t
     assert min(raced[tokens] for tokens in LADDER) > 30
 
 
-@pytest.mark.parametrize("budget_s", [60.0, 90.0])
-@SHAPES
+@pytest.mark.parametrize(
+    ("shape", "budget_s"),
+    [(QWEN, 30.0), (QWEN, 45.0), (MIXTRAL, 30.0), (MIXTRAL, 45.0), (LARGE, 60.0)],
+    ids=["qwen-30", "qwen-45", "mixtral-30", "mixtral-45", "large-60"],
+)
 def test_a_small_budget_is_kept_and_spans_the_ladder(virtual_h200, tmp_path, shape, budget_s):
     sweep = Sweep(virtual_h200(shape), tmp_path, budget_s)
-    assert 0.75 * budget_s <= sweep.wall_s <= 1.1 * budget_s
+    assert sweep.wall_s <= 1.1 * budget_s
+    assert sweep.wall_s >= 0.7 * budget_s or not sweep.result.stopped_early
     assert tuple(sweep.result.entries) == LADDER
     assert sweep.result.stopped_early == any("token" in warned for warned in sweep.warnings)
     assert len(sweep.warnings) <= len(LADDER) + 1  # one per token count, and one for the counters
@@ -84,18 +87,16 @@ def test_a_machine_twice_as_slow_is_noticed_and_the_budget_kept(virtual_h200, tm
     assert tuple(sweep.result.entries) == LADDER
 
 
-def test_spare_time_goes_to_a_second_look_at_large_counts_with_what_others_found(virtual_h200, tmp_path):
+def test_kernels_that_searches_ask_for_are_compiled_beside_the_measuring(virtual_h200, tmp_path):
     sweep = Sweep(virtual_h200(QWEN), tmp_path, 240.0)
-    again = [event.tokens for event in sweep.events if isinstance(event, events.TokenRevisited)]
-    assert again[0] >= 4096  # the largest counts that still have something to try
-    assert again == sorted(again, reverse=True)
-    first_done = {}
-    for event in sweep.events:
-        if isinstance(event, events.TokenDone):
-            first_done.setdefault(event.entry.tokens, event.entry)
-    for tokens, entry in sweep.result.entries.items():
-        assert entry.median_us <= 1.011 * first_done[tokens].median_us  # never worse than a tie
-    assert any(entry.median_us < first_done[tokens].median_us for tokens, entry in sweep.result.entries.items())
+    places = [place for place, event in enumerate(sweep.events) if isinstance(event, events.SurveyStarted)]
+    first, total = sweep.events[places[0] - 1], [one for one in sweep.events if isinstance(one, events.CompileProgress)]
+    asked = total[-1].total - max(
+        one.total for one in sweep.events[: places[0]] if isinstance(one, events.CompileProgress)
+    )
+    assert asked >= 80, first
+    first_round_s = (total[-1].total - asked) / sweep.backend.COMPILED_PER_S
+    assert sweep.backend.spent["compile"] - first_round_s < 0.5 * asked / sweep.backend.COMPILED_PER_S
 
 
 def test_counters_that_would_eat_up_the_budget_are_left_out_and_their_time_is_spent(virtual_h200, tmp_path):
@@ -104,8 +105,8 @@ def test_counters_that_would_eat_up_the_budget_are_left_out_and_their_time_is_sp
     assert "no time was left for hardware counters: figures are estimates" in sweep.warnings
 
 
-def entrants(count, unloaded=0, polish=0):
-    return dict.fromkeys(Role, Entrants(count, unloaded, polish))
+def entrants(count, unloaded=0):
+    return dict.fromkeys(Role, Entrants(count, unloaded))
 
 
 @pytest.mark.parametrize(

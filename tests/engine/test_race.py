@@ -6,7 +6,7 @@ from typing import Any
 
 from moetune.engine.bench import MAX_SPILLS, Bench
 from moetune.engine.budget import Deadline
-from moetune.engine.race import Race
+from moetune.engine.race import Race, finish, worthwhile
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Subject
 from moetune.space.prior import Problem
 from moetune.strategies import Exhaustive, Guided, Terrain
@@ -23,9 +23,16 @@ NEVER = Deadline(inf, lambda: 0.0)
 
 def race_of(backend, deadline=NEVER, compiled=CONFIGS):
     bench = Bench(backend, backend.journal, lambda _: None)
-    bench.compile({ROLE: compiled}, NEVER)
+    compile_all(bench, compiled)
     backend.open(64)
-    return Race(bench, ROLE, 64, deadline)
+    race = Race(bench, ROLE, 64)
+    race.deadline = deadline
+    return race
+
+
+def compile_all(bench, configs):
+    bench.request((ROLE, config) for config in configs)
+    assert bench.await_all(NEVER)
 
 
 def ended_in(race):
@@ -42,7 +49,14 @@ def terrain(race, configs, **rest):
 
 
 def run(race, configs=CONFIGS):
-    return race.run(Exhaustive(terrain(race, configs)))
+    return run_search(race, Exhaustive(terrain(race, configs)))
+
+
+def run_search(race, strategy):
+    race.enter(strategy, race.deadline)
+    race.enter_late(race.deadline)
+    finish([race], race.deadline)
+    return race.standings()
 
 
 def times(table, default=500.0):
@@ -184,12 +198,29 @@ def test_a_crashing_kernel_does_not_stop_the_race(fake_backend):
     assert [trial.outcome for trial in ended_in(race) if trial.choice == CONFIGS[3]] == [crash]
 
 
-def test_every_block_m_keeps_finishers_so_that_the_two_gemms_can_meet(fake_backend):
-    configs = tuple(replace(config, block_m=block_m) for block_m in (16, 32, 64) for config in CONFIGS)
-    block_us = {16: 100.0, 32: 140.0, 64: 190.0}
-    backend = fake_backend(kernel_us=lambda role, config, tokens: block_us[config.block_m] + config.num_warps)
-    standings = run(race_of(backend, compiled=configs), configs)
-    assert {standing.config.block_m for standing in standings} == {16, 32}  # 64 is hopelessly behind
+def test_a_tile_height_stays_where_both_gemms_together_may_be_best_with_it(fake_backend):
+    heights = (16, 32, 64)
+    configs = tuple(replace(config, block_m=block_m) for block_m in heights for config in CONFIGS)
+    block_us = {Role.GATE_UP: {16: 100.0, 32: 140.0, 64: 110.0}, Role.DOWN: {16: 100.0, 32: 50.0, 64: 170.0}}
+    backend = fake_backend(kernel_us=lambda role, config, _: block_us[role][config.block_m] + config.num_warps)
+    bench = Bench(backend, backend.journal, lambda _: None)
+    bench.request((role, config) for config in configs for role in Role)
+    assert bench.await_all(NEVER)
+    backend.open(64)
+    races = [Race(bench, role, 64) for role in Role]
+    for race in races:
+        race.enter(Exhaustive(terrain(race, configs)), NEVER)
+    finish(races, NEVER)
+    for race in races:
+        assert {standing.config.block_m for standing in race.standings()} == {16, 32}  # 64 is behind by a quarter
+    assert not any(
+        verified[0] == "verify_kernel" and verified[2].block_m == 64 for verified in backend.calls if verified
+    )
+
+
+def test_a_height_that_only_one_gemm_has_is_no_height_of_the_layer():
+    assert worthwhile([{16: 100.0, 32: 10.0}, {16: 100.0}]) == {16}
+    assert worthwhile([{16: 100.0}, {}]) == set()
 
 
 def test_a_passed_deadline_still_races_a_few_and_says_that_it_was_cut(fake_backend):
@@ -209,7 +240,7 @@ def test_neighbours_are_compiled_when_the_search_asks_for_them(fake_backend):
     around = terrain(
         race, CONFIGS, neighbours=lambda config: [replace(config, prefetch_distance=5)], kernels=3, trials=30
     )
-    standings = race.run(Guided(around))
+    standings = run_search(race, Guided(around))
     assert standings[0].config == better
     assert len(CONFIGS) < backend.calls["compile"] <= len(CONFIGS) + 3
 
@@ -218,8 +249,9 @@ def test_another_race_at_the_same_count_keeps_the_finishers_of_the_first(fake_ba
     table = {config: 100.0 + place for place, config in enumerate(CONFIGS)}
     race = race_of(fake_backend(kernel_us=times(table)))
     run(race, CONFIGS[:4])
-    again = Race(race.bench, ROLE, 64, NEVER)
-    standings = again.run(Exhaustive(terrain(race, CONFIGS[4:])))
+    again = Race(race.bench, ROLE, 64)
+    again.deadline = NEVER
+    standings = run_search(again, Exhaustive(terrain(race, CONFIGS[4:])))
     assert standings[0].config == CONFIGS[0]
     assert {standing.config for standing in standings} & set(CONFIGS[4:])
 
@@ -230,9 +262,10 @@ def test_a_known_trial_is_not_timed_again(fake_backend):
     finished = run(race)
     again = fake_backend()
     bench = Bench(again, again.journal, lambda _: None, {(t.subject, t.tokens, t.choice): t for t in ended_in(race)})
-    bench.compile({ROLE: CONFIGS}, NEVER)
+    compile_all(bench, CONFIGS)
     again.open(64)
-    second = Race(bench, ROLE, 64, NEVER)
+    second = Race(bench, ROLE, 64)
+    second.deadline = NEVER
     assert run(second) == finished
     assert again.calls["first_launch"] == again.calls["time_kernel"] == bench.trials == 0
     assert not [call for call in again.calls if call[0] == "recheck_kernel"]  # its outputs are gone

@@ -240,21 +240,3 @@ def test_a_shared_gpu_is_told_of_and_a_strict_sweep_does_not_start_on_it(shared_
         tuning.sweep(replace(request, strict=True))
     assert not table.exists()
     assert shared_gpu.calls["close"] == 2
-
-
-def test_a_second_look_at_a_hot_gpu_leaves_the_entry_of_the_first(fake_backend, tmp_path, monkeypatch):
-    monkeypatch.setattr("moetune.engine.session.ENOUGH_NEWS", 1)
-    seen, reasons = [], {}
-    backend = throttled(fake_backend, reasons)
-
-    def on_event(event):
-        seen.append(event)
-        if isinstance(event, events.TokenRevisited):
-            reasons[event.tokens] = ("hardware slowdown",)
-
-    result = sweep_on(backend, tmp_path, on_event, strict=True)
-    revisited = [event.tokens for event in seen if isinstance(event, events.TokenRevisited)]
-    assert revisited
-    assert not [event for event in seen if isinstance(event, events.TokenRefused)]
-    assert tuple(result.table.entries) == TOKENS
-    assert set(revisited) == set(result.held_down["hardware slowdown"])

@@ -16,7 +16,7 @@ from moetune.measure.isolated import IsolatedBackend
 from moetune.measure.kernel_compiles import KernelCompiles
 from moetune.outcome import Failed
 from moetune.space.space import candidates
-from moetune.strategies import Guided
+from moetune.strategies import Exhaustive
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.plan import LayerPlan
@@ -58,7 +58,7 @@ def sweep(backend, folder) -> dict:
     ports = Ports(
         journal=journal,
         known={},
-        strategy=Guided,
+        strategy=lambda terrain, seed: Exhaustive(replace(terrain, reserve=()), seed),  # every candidate has its turn
         default_plan=lambda tokens: heuristic_plan(SHAPE, tokens, backend.device),
         write_table=lambda entries, _: folder / "table.json",
         emit=lambda event: None,

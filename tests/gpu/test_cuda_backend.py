@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moetune.engine.backend import compiled_now
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Source
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
@@ -28,7 +29,7 @@ def backend(tmp_path_factory):
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton-cache")))
         backend = CudaBackend(SHAPE, 0, workers=4)
         try:
-            compiled = {role: dict(backend.compile(role, [SMALL, LARGE])) for role in Role}
+            compiled = {role: dict(compiled_now(backend, role, [SMALL, LARGE])) for role in Role}
             assert all(isinstance(one, Compiled) for results in compiled.values() for one in results.values()), compiled
             yield backend
         finally:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from moetune.engine.backend import compiled_now
 from moetune.measure.card import card_state, troubles
 from moetune.measure.clocks import Clocks
 from moetune.measure.inputs import make_rows, other_routings, rows_seed
@@ -65,7 +66,7 @@ def test_a_layer_is_timed_in_rounds_with_its_clocks_and_verified_under_each_rout
     backend = CudaBackend(SHAPE, 0, routing=routing, workers=2)
     try:
         for role in Role:
-            assert all(isinstance(one, Compiled) for _, one in backend.compile(role, [CONFIG]))
+            assert all(isinstance(one, Compiled) for _, one in compiled_now(backend, role, [CONFIG]))
         assert backend.open(64) is None
         assert backend.verify_layer(PLAN) is None
         (outcome,) = backend.time_layers([PLAN], 16)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moetune.engine.backend import compiled_now
 from moetune.outcome import Compiled, Failed, Measured
 from moetune.space.space import candidates
 from moetune_kernels.config import Role
@@ -34,7 +35,7 @@ def test_host_and_gpu_memory_stay_flat_over_many_candidates(tmp_path, monkeypatc
     backend = CudaBackend(SHAPE, 0, workers=4)
     timed, host, reserved = 0, 0, 0
     try:
-        compiled = [config for config, end in backend.compile(Role.GATE_UP, configs) if isinstance(end, Compiled)]
+        compiled = [config for config, end in compiled_now(backend, Role.GATE_UP, configs) if isinstance(end, Compiled)]
         for tokens in TOKENS:
             assert backend.open(tokens) is None
             for config in compiled:

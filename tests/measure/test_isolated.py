@@ -15,6 +15,7 @@ import planted_gpu
 import pytest
 from planted_gpu import DEVICE, SHAPE, STICKY, Deed
 
+from moetune.engine.backend import compiled_now
 from moetune.errors import MissingError, RunError
 from moetune.measure import gpu_messages, gpu_process, gpu_respawn
 from moetune.models.routing import UNIFORM
@@ -157,7 +158,7 @@ def test_a_process_that_does_not_even_read_is_ended_and_replaced(isolated, diary
         )
         for n, group, d in itertools.product((32, 64, 128, 256), range(1, 65), range(2, 7))
     ]
-    assert len(dict(backend.compile(Role.DOWN, thousands))) == len(thousands)
+    assert len(dict(compiled_now(backend, Role.DOWN, thousands))) == len(thousands)
     assert len(gpu_messages.packed(backend._gpu.compiled)) > 1 << 16  # more to tell than a pipe holds
     planted_gpu.stop(backend)
     assert backend.time_kernel(Role.DOWN, BAD, 3).kind is FailureKind.TIMEOUT
@@ -171,7 +172,7 @@ def test_a_process_knows_every_compiled_kernel_and_the_ceilings_and_is_told_once
     learned = gpu_messages.Learned
     monkeypatch.setattr(gpu_respawn, "Learned", lambda **news: told.append(len(news["compiled"])) or learned(**news))
     backend = isolated(Deed(what="abort", method="time_kernel", target=BAD, times=1))
-    compiled = {role: dict(backend.compile(role, SIX)) for role in Role}
+    compiled = {role: dict(compiled_now(backend, role, SIX)) for role in Role}
     assert backend.open(64) is None
     assert backend.bound_us() == pytest.approx(1.64)
     found = time_all(backend)
@@ -190,7 +191,7 @@ def test_compiling_waits_for_no_answer(isolated):
     asking = threading.Thread(target=lambda: answers.append(backend.time_combine()))
     asking.start()
     time.sleep(0.2)
-    assert len(dict(backend.compile(Role.DOWN, SIX))) == len(SIX)
+    assert len(dict(compiled_now(backend, Role.DOWN, SIX))) == len(SIX)
     assert answers == []
     asking.join()
     assert answers[0].kind is FailureKind.TIMEOUT

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.engine.backend import Ceilings
+from moetune.engine.backend import Ceilings, compiled_now
 from moetune.measure.replay import ReplayBackend, composed
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Source, Stage, Subject, Trial
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
@@ -91,7 +91,7 @@ def test_what_was_not_recorded_is_a_failure_and_never_a_number(backend):
 def test_the_recorded_candidates_are_the_space(backend):
     assert list(backend.recorded(Role.GATE_UP)) == [FIRST]
     assert list(backend.recorded(Role.DOWN)) == [FIRST, SECOND, WRONG, SLOW, REFUSED]
-    compiled = dict(backend.compile(Role.DOWN, [FIRST, REFUSED, STRANGER]))
+    compiled = dict(compiled_now(backend, Role.DOWN, [FIRST, REFUSED, STRANGER]))
     assert compiled[FIRST] == COMPILED
     assert compiled[REFUSED] == IS_REFUSED
     assert compiled[STRANGER].kind is FailureKind.UNRECORDED
