@@ -225,6 +225,7 @@ def _job(request: SweepRequest, budget: Budget) -> Job:
         budget=budget,
         kernels=kernels - polish,
         polish=polish,
+        probes=len(request.tokens) - 1,
         seed=request.seed,
         noise=request.noise,
         strict=request.strict,
@@ -414,6 +415,7 @@ def _result(bed: Bed, result: SessionResult, table: TunedTable) -> SweepResult:
         backend=bed.backend.name,
         stopped_early=result.stopped_early,
         kept=tuple(tokens for tokens in table.entries if tokens not in result.entries),
+        probes=result.probes,
     )
 
 

@@ -194,11 +194,28 @@ def closing_lines(result: SweepResult) -> list[str]:
     if result.kept:
         counts = ", ".join(map(str, result.kept))
         lines.append(f"Kept from an earlier sweep with the same kernels, versions and GPU: {counts} tokens.")
+    lines += between_lines(result)
     if result.backend != "cuda":
         lines.append(
             f"No GPU was used: these are recorded trials of the {result.table.device.name} (backend {result.backend})."
         )
     return [*lines, *clock_lines(result), f"table: {result.table_path}"]
+
+
+def between_lines(result: SweepResult) -> list[str]:
+    """Return what token counts between the entries lose; nothing where nobody looked."""
+    between = [probe for probe in result.probes if probe.tokens not in result.table.entries]
+    if not result.probes:
+        return []
+    tuned = len(result.probes) - len(between)
+    if not between:
+        return [f"between the entries: {tuned} token counts timed, all became entries"]
+    worst = max(between, key=lambda probe: probe.loss)
+    also = f", {tuned} became entries" if tuned else ""
+    return [
+        f"between the entries: at most {worst.loss:.1%} behind the best plan known there",
+        f"({len(result.probes)} token counts timed{also}; the worst is {worst.tokens} tokens, served by {worst.serving})",
+    ]
 
 
 def clock_lines(result: SweepResult) -> list[str]:

@@ -16,6 +16,7 @@ from moetune.engine.events import (
     CountersStarted,
     Emit,
     Event,
+    GapProbed,
     GpuAwaited,
     SpaceCompiled,
     SpaceReady,
@@ -25,6 +26,7 @@ from moetune.engine.events import (
     TokenRefused,
     Warned,
 )
+from moetune.engine.ladder import WORTH_AN_ENTRY
 from moetune_kernels.table import UNIFORM, span_text
 
 if TYPE_CHECKING:
@@ -107,12 +109,22 @@ def headline(event: Event) -> str | None:
             return compiled_line(event)
         case TokenFailed(tokens=tokens, reason=reason) | TokenRefused(tokens=tokens, reason=reason):
             return f"{span_text(tokens, tokens)}: no entry, {reason}"
-        case CountersStarted(entries=entries):
-            return f"reading hardware counters of {entries} winners"
+        case GapProbed() | CountersStarted():
+            return _afterwards(event)
         case Warned(text=text):
             return f"warning: {text}"
         case _:
             return None
+
+
+def _afterwards(event: GapProbed | CountersStarted) -> str | None:
+    """Return the line about what follows the last token count."""
+    if isinstance(event, CountersStarted):
+        return f"reading hardware counters of {event.entries} winners"
+    if event.loss <= WORTH_AN_ENTRY:
+        return None
+    said = f"{span_text(event.tokens, event.tokens)}: {event.loss:.1%} lost with the plan of {event.serving}"
+    return f"{said}, so it becomes an entry"
 
 
 def row_text(row: TokenProgress) -> str:

@@ -11,6 +11,7 @@ from moetune.engine.events import (
     CompileProgress,
     CountersStarted,
     Event,
+    GapProbed,
     GpuAwaited,
     SurveyStarted,
     SweepStarted,
@@ -71,7 +72,7 @@ class Speed:
 class SweepProgress:
     """The state of a sweep. Feed every event to :meth:`update`; times are read from ``clock``, in seconds.
 
-    The phases are ``waiting for the GPU``, ``compiling``, ``surveying``, ``measuring`` and ``reading counters``. Kernels that
+    The phases are ``waiting for the GPU``, ``compiling``, ``surveying``, ``measuring``, ``looking between entries`` and ``reading counters``. Kernels that
     a search asked for are compiled meanwhile: that is no phase, its steps stand behind those of the token counts.
     """
 
@@ -100,6 +101,8 @@ class SweepProgress:
                 self._compile(done, total)
             case TrialEnded(trial=trial):
                 self._count(trial)
+            case GapProbed():
+                self._enter("looking between entries", (0, 0))
             case CountersStarted():
                 self._enter("reading counters", (0, 0))
             case _:

@@ -9,6 +9,7 @@ from moetune.engine.backend import Ceilings
 from moetune.engine.budget import CountCost
 from moetune.engine.compose import FINALISTS
 from moetune.engine.finals import FIRST_ROUNDS, LAST_PLANS, REROUTED_ROUNDS
+from moetune.engine.ladder import ROUNDS as PROBE_ROUNDS
 from moetune.engine.last_heat import FEWEST_ROUNDS, LAST_SECONDS
 from moetune.engine.race import SAFE_ENTRANTS, Pattern, pattern_of
 from moetune_kernels.config import Role
@@ -87,6 +88,11 @@ class Costs:
             least_s=reference_s + _finals_s(layer_s, 3, 3, FEWEST_ROUNDS) + rerouted_s,
         )
         return cost.times(self._correction)
+
+    def probe_s(self, tokens: int, plans: int) -> float:
+        """Return what timing so many plans between two entries is expected to take."""
+        layer_s = BEST_RATIO * self._bound_s(tokens)
+        return self._correction * (OPENING_S + self._reference_s(tokens) + plans * _plan_s(layer_s, PROBE_ROUNDS))
 
     def counters_s(self, entries: int) -> float:
         """Return what hardware counters of ``entries`` winners are expected to take."""
@@ -180,6 +186,6 @@ def _rerouted_s(layer_s: float) -> float:
     return REROUTED * 2 * (CAPTURE_S + 2 * layer_s + REROUTED_ROUNDS * (layer_s + FLUSH_S))
 
 
-def _plan_s(layer_s: float) -> float:
-    """Return the time of one plan in the first heat."""
-    return CAPTURE_S + 2 * layer_s + FIRST_ROUNDS * (layer_s + FLUSH_S)
+def _plan_s(layer_s: float, rounds: int = FIRST_ROUNDS) -> float:
+    """Return the time of one plan in the first heat, or in so many rounds."""
+    return CAPTURE_S + 2 * layer_s + rounds * (layer_s + FLUSH_S)

@@ -121,6 +121,18 @@ class TokenRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class GapProbed:
+    """Between two entries plans were timed: ``serving`` is the entry that serves ``tokens``, ``loss`` what that costs.
+
+    The loss is the share by which its plan is slower there than the best one known nearby.
+    """
+
+    tokens: int
+    serving: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class TableWritten:
     """The table on disk holds ``entries`` entries."""
 
@@ -154,6 +166,7 @@ Event = (
     | TokenDone
     | TokenFailed
     | TokenRefused
+    | GapProbed
     | TableWritten
     | CountersStarted
     | Warned

@@ -46,6 +46,11 @@ class Probe:
         return self.times_us.get(self.upper_plan, infinite) < self.times_us.get(self.lower_plan, infinite)
 
     @property
+    def serving(self) -> int:
+        """The token count of the entry whose plan serves here."""
+        return self.upper if self.upper_serves else self.lower
+
+    @property
     def loss(self) -> float | None:
         """The share of the best plan's time that the serving plan takes longer; None where neither entry's plan runs."""
         served = self.times_us.get(self.upper_plan if self.upper_serves else self.lower_plan)
@@ -84,14 +89,18 @@ class Ladder:
     bench: Bench
     default_plan: Callable[[int], LayerPlan]
 
+    def plans(self, tokens: int, entries: Mapping[int, Entry]) -> list[LayerPlan]:
+        """Return every plan known near a token count, the default one included."""
+        near = [entry for count, entry in entries.items() if max(count, tokens) <= REACH * min(count, tokens)]
+        return list(dict.fromkeys([*(entry.plan for entry in near), self.default_plan(tokens)]))
+
     def probe(self, gap: tuple[int, int, int], entries: Mapping[int, Entry]) -> Probe | Failed:
         """Open the token count between two entries and time every plan known nearby there; Failed when it cannot open."""
         lower, tokens, upper = gap
         failed = self.bench.backend.open(tokens)
         if failed is not None:
             return failed
-        near = [entry for count, entry in entries.items() if max(count, tokens) <= REACH * min(count, tokens)]
-        plans = list(dict.fromkeys([*(entry.plan for entry in near), self.default_plan(tokens)]))
+        plans = self.plans(tokens, entries)
         outcomes = self.bench.backend.time_layers(plans, ROUNDS)
         times = {
             plan: time_of(outcome)

@@ -10,7 +10,7 @@ from moetune.engine.backend import Kernel
 from moetune.engine.bench import Bench
 from moetune.engine.budget import CAUTION, CLOSING_S, Allowance, Budget, CountCost, Deadline
 from moetune.engine.costs import Costs, Entrants
-from moetune.engine.schedule import Quota, carried_over, quotas
+from moetune.engine.schedule import TRIALS, Quota, carried_over, quotas
 from moetune.space import Space, sensible_block_ms
 from moetune.space.load import ExpertLoad
 from moetune_kernels.config import Role
@@ -57,6 +57,16 @@ class Pace:
     def counters_fit(self, entries: int) -> bool:
         """Whether hardware counters can be read in what is left."""
         return self.budget.remaining_s >= self.costs.counters_s(entries)
+
+    def probe_fits(self, tokens: int, plans: int) -> bool:
+        """Whether so many plans can be timed at ``tokens``, and what comes after that still has its time."""
+        needed_s = CAUTION * self.costs.probe_s(tokens, plans)
+        return self.budget.remaining_s - self.counters_reserve_s - CLOSING_S >= needed_s
+
+    def admit(self, tokens: int) -> None:
+        """Take a token count in that was not on the ladder."""
+        self._quotas[tokens] = Quota(trials=TRIALS, kernels=0)
+        self._sensible[tokens] = set(sensible_block_ms(self.costs.shape, tokens))
 
     def allow(self, counts_left: Sequence[int]) -> Allowance:
         """Return what the first of ``counts_left``, which is open, may spend."""

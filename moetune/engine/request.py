@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moetune.engine.decide import NOISE
+from moetune.engine.events import GapProbed
 from moetune.models.routing import UNIFORM, Routing
 from moetune.outcome import ClockSpan
 from moetune.space import FREE, Limits
@@ -61,7 +62,7 @@ class SweepResult:
     """What a sweep left.
 
     ``failures`` and ``removed`` count trials that failed, and configs that cannot run or are outside the limits, by
-    reason; ``kept`` are the token counts of the table that an earlier sweep measured. ``clocks`` are the GPU's while this
+    reason; ``probes`` is what was timed between the entries; ``kept`` are the token counts of the table that an earlier sweep measured. ``clocks`` are the GPU's while this
     sweep timed on it, and ``held_down`` the token counts whose finals were timed under each reason that the GPU gave.
     """
 
@@ -75,4 +76,5 @@ class SweepResult:
     stopped_early: bool
     kept: tuple[int, ...] = ()
     clocks: ClockSpan | None = None
+    probes: tuple[GapProbed, ...] = ()
     held_down: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])

@@ -19,10 +19,11 @@ from moetune.engine.compose import block_ms, compose
 from moetune.engine.costs import KERNEL_S, Costs
 from moetune.engine.counting import count_winners
 from moetune.engine.decide import NOISE, distrusted
-from moetune.engine.entries import entry_of, with_figures, with_ranges
+from moetune.engine.entries import entry_of, with_figures, with_ranges, with_switch
 from moetune.engine.events import (
     CountersStarted,
     Emit,
+    GapProbed,
     SpaceReady,
     SurveyStarted,
     TableWritten,
@@ -33,6 +34,7 @@ from moetune.engine.events import (
     Warned,
 )
 from moetune.engine.finals import Finals, Verdict
+from moetune.engine.ladder import WORTH_AN_ENTRY, Ladder, gaps
 from moetune.engine.memory import Memory
 from moetune.engine.pace import Pace
 from moetune.engine.race import Race, finish
@@ -59,6 +61,7 @@ class Job:
         budget: wall time, running.
         kernels: how many candidates are compiled at the start, both roles together.
         polish: how many kernels the searches may have compiled besides, both roles together.
+        probes: between how many neighbouring entries plans are timed, to see what serves there and what that loses.
         seed: of the strategies that draw.
         noise: the share of a time under which two plans are equal.
         strict: write no entry that was measured while the GPU was held down.
@@ -69,6 +72,7 @@ class Job:
     budget: Budget
     kernels: int
     polish: int
+    probes: int = 0
     seed: int = 0
     noise: float = NOISE
     strict: bool = False
@@ -98,7 +102,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionResult:
-    """What a session leaves: entries by token count, the file, and how trials ended."""
+    """What a session leaves: entries by token count, what was timed between them, the file, and how trials ended."""
 
     entries: Mapping[int, Entry]
     table_path: Path
@@ -106,6 +110,7 @@ class SessionResult:
     failures: Counter[FailureKind]
     removed: Counter[str]
     stopped_early: bool
+    probes: tuple[GapProbed, ...] = ()
 
 
 @dataclass
@@ -121,6 +126,7 @@ class Session:
     _verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
     _refused: list[str] = field(default_factory=list[str])
     _surveyed: dict[tuple[Role, int], Race] = field(default_factory=dict[tuple[Role, int], Race])
+    _probes: list[GapProbed] = field(default_factory=list[GapProbed])
 
     def __post_init__(self) -> None:
         self._emit = self.ports.emit
@@ -157,6 +163,7 @@ class Session:
             raise RunError(
                 f"no token count has a plan{inside} that runs and is right ({reasons}); see `moetune doctor`"
             )
+        self._look_between()
         self._count_winners()
         return SessionResult(
             entries=with_ranges(self._entries),
@@ -165,6 +172,7 @@ class Session:
             failures=self._bench.failures,
             removed=sum((space.removed + space.outside for space in self._spaces.values()), Counter[str]()),
             stopped_early=self.stopped_early,
+            probes=tuple(self._probes),
         )
 
     # before the first token count
@@ -303,6 +311,27 @@ class Session:
         return self.ports.strategy(terrain, self.job.seed)
 
     # after the last token count
+
+    def _look_between(self) -> None:
+        """Time plans between neighbouring entries: the faster neighbour serves, and where that loses too much, tune."""
+        if self._is_recorded:
+            return
+        ladder = Ladder(bench=self._bench, default_plan=self.ports.default_plan)
+        for gap in gaps(self._entries)[: self.job.probes]:
+            if not self._pace.probe_fits(gap[1], len(ladder.plans(gap[1], self._entries))):
+                self._cut_short("no time was left to look between all entries")
+                return
+            probe = ladder.probe(gap, self._entries)
+            if isinstance(probe, Failed) or probe.loss is None:
+                continue
+            self._probes.append(GapProbed(probe.tokens, probe.serving, probe.loss))
+            self._emit(self._probes[-1])
+            if probe.loss > WORTH_AN_ENTRY:
+                self._pace.admit(probe.tokens)
+                self._one_count([probe.tokens])
+            else:
+                ranged = with_ranges(self._entries)
+                self._entries = with_switch(ranged, probe.lower, probe.upper, probe.last_of_lower)
 
     def _count_winners(self) -> None:
         """Read hardware counters for the winners, where machine and budget allow it; else figures stay as they are."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from moetune.cli import main
+from moetune.engine.events import GapProbed
 from moetune.errors import RunError
 from moetune.outcome import ClockSpan
 from moetune_kernels.shape import WeightFormat
@@ -195,11 +196,15 @@ def test_the_closing_lines_say_what_was_left_undone():
             throttle=("power cap",),
         ),
         held_down={"power cap": (4096, 16384)},
+        probes=(GapProbed(2, 1, 0.003), GapProbed(5, 4, 0.012), GapProbed(32, 16, 0.25)),
+        table=SimpleNamespace(entries={1: None, 4: None, 16: None, 32: None}),
     )
     assert closing_lines(result) == [  # pyright: ignore[reportArgumentType]
         "120 trials, dropped: 30 slow, 1 wrong, kept in s.sqlite",
         "The budget ended the search early; the same command continues from the store.",
         "Kept from an earlier sweep with the same kernels, versions and GPU: 1, 64 tokens.",
+        "between the entries: at most 1.2% behind the best plan known there",
+        "(3 token counts timed, 1 became entries; the worst is 5 tokens, served by 4)",
         "clocks: SM 1155 to 1980 of 1980 MHz, memory 3201 MHz, 41 to 67 C, 120 to 698 W",
         "power cap in the finals of 4096, 16384 tokens",
         "table: t.json",
@@ -219,6 +224,7 @@ def test_what_a_recording_lacks_is_counted_apart_from_what_was_dropped():
         kept=(),
         clocks=None,
         held_down={},
+        probes=(),
     )
     counted = closing_lines(result)[0]  # pyright: ignore[reportArgumentType]
     assert counted == "1000 trials, 842 not recorded, dropped: 30 slow, kept in s.sqlite"

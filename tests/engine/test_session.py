@@ -19,6 +19,8 @@ from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.table import Entry
 
+from .conftest import measured
+
 TOKENS = (1, 8, 64, 128, 512, 1024, 4096)
 
 
@@ -31,7 +33,7 @@ class Audience:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def run(backend, tmp_path, budget=None, audience=None, tokens=TOKENS, known=None):
+def run(backend, tmp_path, budget=None, audience=None, tokens=TOKENS, known=None, probes=0):
     audience = audience or Audience()
     audience.journal = backend.journal
     ports = Ports(
@@ -42,7 +44,7 @@ def run(backend, tmp_path, budget=None, audience=None, tokens=TOKENS, known=None
         write_table=lambda entries, _: audience.tables.append(dict(entries)) or tmp_path / "table.json",
         emit=audience.events.append,
     )
-    job = Job(tokens=tokens, budget=budget or Budget(None), kernels=120, polish=40)
+    job = Job(tokens=tokens, budget=budget or Budget(None), kernels=120, polish=40, probes=probes)
     return Session(backend, job, ports).run(), audience
 
 
@@ -296,3 +298,42 @@ def test_polish_goes_where_the_best_configs_are_rare():
     few = polish_by_count({tokens: tokens / 4 for tokens in ladder}, 10)
     assert {tokens for tokens, kernels in few.items() if kernels} == {1024, 16384}
     assert set(polish_by_count({1: 1.0, 2: 2.0}, 1).values()) == {0}
+
+
+def run_between(fake_backend, tmp_path, us_at_32):
+    """Sweep 16 and 64 tokens and look between them; ``us_at_32(plan, entries)`` is the time of a layer there."""
+    audience = Audience()
+
+    def layer(plan, rounds, tokens):
+        entries = audience.tables[-1] if audience.tables else {}
+        return measured(us_at_32(plan, entries), samples=rounds) if tokens == 32 and 32 not in entries else None
+
+    return run(fake_backend(layer=layer), tmp_path, audience=audience, tokens=(16, 64), probes=1)
+
+
+def test_between_two_entries_the_faster_neighbour_serves(fake_backend, tmp_path):
+    result, audience = run_between(
+        fake_backend, tmp_path, lambda plan, entries: 10.0 - 5.0 * (plan == entries[64].plan)
+    )
+    assert result.probes == (events.GapProbed(32, 64, 0.0),)
+    assert audience.of(events.GapProbed) == list(result.probes)
+    assert tuple(result.entries) == (16, 64)
+    assert (result.entries[16].serves[1], result.entries[64].serves[0]) == (22, 23)
+
+
+def test_a_count_where_both_neighbours_lose_becomes_an_entry(fake_backend, tmp_path):
+    def us_at_32(plan, entries):
+        return 10.0 if plan in (entries[16].plan, entries[64].plan) else 8.0
+
+    result, audience = run_between(fake_backend, tmp_path, us_at_32)
+    assert result.probes == (events.GapProbed(32, 16, pytest.approx(0.25)),)
+    assert tuple(result.entries) == (16, 32, 64)
+    assert audience.of(events.TokenDone)[-1].entry.tokens == 32
+    assert result.entries[16].serves[1] + 1 == result.entries[32].serves[0] <= 32
+
+
+def test_nothing_is_timed_between_entries_that_nobody_asked_about(fake_backend, tmp_path):
+    backend = fake_backend()
+    result, _ = run(backend, tmp_path, tokens=(16, 64))
+    assert result.probes == ()
+    assert 32 not in backend.opened
