@@ -10,10 +10,14 @@ import pytest
 from command import Stopwatch
 from memory_growth import Look, growth_of, lines_of, looks_until, lowest, main
 from processes import COMPILE, GPU, OTHER, TUNER, HostMemory
+from stored import tried
 from sweeps import Ended, Sweep
 
 from moetune.errors import RunError, UsageError
+from moetune_kernels.shape import MoEShape
 from tests.benchmarks.conftest import CARD_BYTES, FakeNvml
+from tests.engine.conftest import SHAPE, FakeBackend
+from tests.engine.test_tuning import sweep_on
 
 MB = 10**6
 
@@ -145,3 +149,19 @@ def memory_growth_nvml(gpu, fake):
 def test_fewer_candidates_than_two_looks_are_bad_usage(gpu_here, tmp_path):
     with pytest.raises(UsageError, match="--candidates must be at least 200, got 199"):
         main([str(tmp_path / "out.json"), "--candidates", "199"])
+
+
+def test_the_sweep_that_is_watched_has_a_thousand_different_candidates_and_more(tmp_path):
+    sizes = dict(zip(memory_growth.LAYER[::2], map(int, memory_growth.LAYER[1::2]), strict=True))
+    assert (
+        MoEShape(
+            hidden=sizes["--hidden"],
+            inter=sizes["--inter"],
+            local_experts=sizes["--experts"],
+            top_k=sizes["--top-k"],
+        )
+        == SHAPE
+    )
+    tokens = (sizes["--tokens"],)
+    sweep_on(FakeBackend(), tmp_path, tokens=tokens, strategy=memory_growth.OPTIONS[-1], budget_s=None)
+    assert tried(tmp_path / "trials.sqlite") > 1200
