@@ -43,6 +43,7 @@ from moetune_kernels.table import Entry
 
 ENOUGH_KERNELS = 30  # compiled at once tell the speed of the pool
 ENOUGH_NEWS = 8  # kernels that the searches still want to try at a token count are worth another look
+READY_COUNTS = 3  # the last ones, during which the profiler loads: that takes seconds, as a short count does
 COUNTERS_LIMIT_S = 120.0  # a profiler that has not answered by then is stuck
 
 
@@ -140,6 +141,8 @@ class Session:
         counts = order(self.job.tokens)
         for place, tokens in enumerate(counts, start=1):
             self._emit(TokenStarted(tokens, place, len(counts)))
+            if len(counts) - place < READY_COUNTS and self._pace.counters_fit(len(counts)):
+                self.backend.prepare_counters()
             self._one_count(counts[place - 1 :])
         self._look_again()
         if not self._entries:
