@@ -57,7 +57,7 @@ class FakeBackend:
         self.shape, self.device, self.hooks = shape, device, hooks
         self.calls = Counter()
         self.journal = MemoryJournal()  # where a test that needs no store keeps this GPU's trials
-        self.tokens = self.prepared_at = 0
+        self.tokens = 0
         self.opened, self.launched = [], []
 
     def hook(self, name, *args):
@@ -140,7 +140,6 @@ class FakeBackend:
 
     def prepare_counters(self):
         self.calls["prepare_counters"] += 1
-        self.prepared_at = self.tokens
 
     def counters(self, plans, limit_s=None):
         self.calls["counters"] += 1
