@@ -198,16 +198,16 @@ def _read(
     request: Mapping[str, Any], names: Mapping[str, str], time_limit_s: float, ahead: CountersRun | None
 ) -> Counted | Failed:
     """Read one set by the run that was started ahead, or by a new one where that is of no use."""
-    started_s = time.monotonic()
-    if ahead is not None and ahead.is_alive and ahead.names == names:
-        ahead.tell(request)
-        read = ahead.finish(time_limit_s)
-        if isinstance(read, Failed) or read.taken:
-            return read
-    left_s = time_limit_s - (time.monotonic() - started_s)
+    deadline = time.monotonic() + time_limit_s
     try:
+        if ahead is not None and ahead.names == names:
+            ahead.tell(request)
+            read = ahead.finish(time_limit_s)
+            if isinstance(read, Failed) or read.taken:  # else it ended before its jobs came
+                return read
         with closing(CountersRun(names)) as run:
             run.tell(request)
+            left_s = max(deadline - time.monotonic(), 0.0)
             run.start(left_s)
             return run.finish(left_s)
     except OSError as error:

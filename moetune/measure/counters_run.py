@@ -1,7 +1,8 @@
 """One ncu with its worker, and the folder that they share with us: started at once, or long before its jobs are known.
 
-The worker waits for files that appear in the folder, whole: a profiler need not pass on any input. WAKE lets it start CUDA, while a process of ours still
-gives its memory back; JOBS lets it begin. It notes its launches in LAUNCHES, which it makes when it takes the jobs.
+The worker waits for files that appear in the folder, whole: a profiler need not pass on any input. WAKE lets it start
+CUDA, while a process of ours still gives its memory back; JOBS lets it begin. It notes its launches in LAUNCHES, which
+it makes when it takes the jobs.
 """
 
 from __future__ import annotations
@@ -49,16 +50,6 @@ class CountersRun:
         self._path = Path(self._folder.name)
         self._process: NcuProcess | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """The process at the top of it, None before it was started."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it was started and still runs."""
-        return self._process is not None and self._process.is_alive
-
     def start(self, limit_s: float, wait_s: float = 0.0) -> None:
         """Start ncu and the worker, which waits up to ``wait_s`` for its jobs, and then has ``limit_s`` for them.
 
@@ -70,11 +61,11 @@ class CountersRun:
         self._process = NcuProcess(metrics, WORKER, [str(wait_s), *files], self._path, wait_s + limit_s + GRACE_S)
 
     def wake(self, device_index: int) -> None:
-        """Let the worker start CUDA; it allocates next to nothing on the GPU before it has jobs."""
+        """Let the worker start CUDA; it allocates next to nothing on the GPU before it has jobs. Raises OSError."""
         self._show(WAKE, {"device_index": device_index})
 
     def tell(self, request: Mapping[str, Any]) -> None:
-        """Let the worker begin."""
+        """Let the worker begin. Raises OSError: the jobs cannot be written."""
         self._show(JOBS, request)
 
     def finish(self, limit_s: float) -> Counted | Failed:

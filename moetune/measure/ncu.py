@@ -128,16 +128,6 @@ class NcuProcess:
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        """The process at the top, whose number is its group's too."""
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
-
     def finish(self, time_limit_s: float) -> NcuRun | Failed:
         """Wait until the module and ncu have ended, and end what is left of them; at the time limit all of it."""
         try:

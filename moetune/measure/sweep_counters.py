@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from moetune.engine.backend import LayerFigures
 from moetune.measure.counter_names import chip_of
@@ -57,7 +58,8 @@ class SweepCounters:
         }
         try:
             if self._ahead is not None:
-                self._ahead.wake(self._index)
+                with suppress(OSError):  # a full disk, which the jobs will tell of
+                    self._ahead.wake(self._index)
             make_room()
             found = read_counters(
                 list(jobs),
