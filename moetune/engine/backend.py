@@ -140,6 +140,10 @@ class Backend(Protocol):
         """Compare the whole layer with the reference on fresh random inputs and odd routings."""
         ...
 
+    def prepare_counters(self) -> None:
+        """Get ready what ``counters`` will need, while trials go on; optional, and once is enough."""
+        ...
+
     def counters(self, plans: dict[int, LayerPlan], limit_s: float = 120.0) -> dict[int, LayerFigures | Failed]:
         """Read hardware counters for the winner of each token count; Failed says why there are none.
 

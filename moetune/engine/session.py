@@ -49,6 +49,7 @@ from moetune_kernels.plan import LayerPlan
 from moetune_kernels.table import Entry
 
 ENOUGH_KERNELS = 30  # compiled at once tell the speed of the pool
+READY_COUNTS = 5  # the last ones, during which the profiler loads: that takes seconds, as several short counts do
 COUNTERS_LIMIT_S = 120.0  # a profiler that has not answered by then is stuck
 
 
@@ -154,6 +155,8 @@ class Session:
         self._survey(counts)
         for place, tokens in enumerate(counts, start=1):
             self._emit(TokenStarted(tokens, place, len(counts)))
+            if len(counts) - place < READY_COUNTS and self._pace.counters_fit(len(counts)):
+                self.backend.prepare_counters()
             self._one_count(counts[place - 1 :])
         if not self._entries:
             if self._refused:

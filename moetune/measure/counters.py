@@ -10,24 +10,23 @@ durations are kept apart from CUDA-event times: the two differ by 0.5 to 2 us.
 
 from __future__ import annotations
 
-import json
-import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from moetune.measure.counter_names import MetricSet, chip_of, metrics, only_own_units
-from moetune.measure.ncu import NcuRun, blocked, explain, run_under_ncu
+from moetune.measure.counters_run import Counted, CountersRun
+from moetune.measure.ncu import NcuRun, blocked, explain
 from moetune.measure.ncu_csv import LaunchRow, parse
 from moetune.measure.parts import Part
 from moetune.models.routing import UNIFORM, Routing, routing_from_json, routing_to_json
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.plan import LayerPlan
-from moetune_kernels.shape import MoEShape
+from moetune_kernels.shape import MoEShape, WeightFormat
 
-WORKER = "moetune.measure.counters_worker"
 PROFILE_SETS = (MetricSet.MAIN, MetricSet.TENSOR)
 SWEEP_SETS = (MetricSet.HEADLINE,)
 TIME_LIMIT_S = 240.0  # of one ncu run; a worker that starts cold compiles a handful of kernels
@@ -151,6 +150,7 @@ def read_counters(
     device_index: int = 0,
     sets: Sequence[MetricSet] = PROFILE_SETS,
     time_limit_s: float = TIME_LIMIT_S,
+    ahead: CountersRun | None = None,
 ) -> CountersByJob:
     """Run every kernel of every job once per metric set under ncu, after a warm-up, and return what was counted.
 
@@ -163,6 +163,7 @@ def read_counters(
         device_index: the CUDA device, as torch counts it here.
         sets: which metric sets to read, one ncu run each.
         time_limit_s: wall-clock limit of each run.
+        ahead: a run that was started before; the set that it reads is read by it if it still lives. Closed by the caller.
     """
     if not jobs:
         return {}
@@ -175,33 +176,42 @@ def read_counters(
     if chip_of(device.sm) is None:
         reason = f"no counter names are known for {device.name} (compute capability {device.sm / 10:.1f})"
         return _all_failed(jobs, Failed(FailureKind.RESOURCES, reason))
-    results = [_read_set(jobs, chosen, device, device_index, time_limit_s) for chosen in sets]
+    request = {"device_index": device_index, "jobs": [job.to_json() for job in jobs]}
+    results: list[CountersByJob] = []
+    for chosen in sets:
+        names = set_metrics(jobs[0].shape.format, chosen, device)
+        read = _read(request, names, time_limit_s, ahead)
+        failed = isinstance(read, Failed)
+        results.append(_all_failed(jobs, read) if failed else assign(jobs, read.launches, read.ncu, names))
     return {job: _merge([result[job] for result in results]) for job in jobs}
 
 
-def set_metrics(jobs: Sequence[CounterJob], chosen: MetricSet, device: DeviceInfo) -> dict[str, str]:
-    """Return field -> metric for one set; jobs of one call share a weight format."""
+def set_metrics(weights: WeightFormat, chosen: MetricSet, device: DeviceInfo) -> dict[str, str]:
+    """Return field -> metric for one set; each weight format has counters of its own."""
     chip = chip_of(device.sm)
     assert chip is not None
-    names = metrics(chip, jobs[0].shape.format, chosen)
+    names = metrics(chip, weights, chosen)
     return names if device.mig is None else only_own_units(names)
 
 
-def _read_set(
-    jobs: Sequence[CounterJob], chosen: MetricSet, device: DeviceInfo, device_index: int, time_limit_s: float
-) -> CountersByJob:
-    names = set_metrics(jobs, chosen, device)
-    with tempfile.TemporaryDirectory(prefix="moetune-counters-") as name:
-        folder = Path(name)
-        request = {"device_index": device_index, "jobs": [job.to_json() for job in jobs]}
-        (folder / "jobs.json").write_text(json.dumps(request), encoding="utf-8")
-        manifest = folder / "launches.jsonl"
-        arguments = [str(folder / "jobs.json"), str(manifest)]
-        run = run_under_ncu(list(names.values()), WORKER, arguments, folder, time_limit_s)
-        if isinstance(run, Failed):
-            return _all_failed(jobs, run)
-        lines = manifest.read_text(encoding="utf-8").splitlines() if manifest.exists() else []
-    return assign(jobs, [json.loads(line) for line in lines], run, names)
+def _read(
+    request: Mapping[str, Any], names: Mapping[str, str], time_limit_s: float, ahead: CountersRun | None
+) -> Counted | Failed:
+    """Read one set by the run that was started ahead, or by a new one where that is of no use."""
+    deadline = time.monotonic() + time_limit_s
+    try:
+        if ahead is not None and ahead.names == names:
+            ahead.tell(request)
+            read = ahead.finish(time_limit_s)
+            if isinstance(read, Failed) or read.taken:  # else it ended before its jobs came
+                return read
+        with closing(CountersRun(names)) as run:
+            run.tell(request)
+            left_s = max(deadline - time.monotonic(), 0.0)
+            run.start(left_s)
+            return run.finish(left_s)
+    except OSError as error:
+        return Failed(FailureKind.LAUNCH, f"ncu could not be started: {error.strerror}")
 
 
 def assign(

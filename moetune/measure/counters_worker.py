@@ -1,27 +1,37 @@
 """The process that runs under ncu: launch every kernel of every job once between cudaProfilerStart and -Stop.
 
-Started as ``python -m moetune.measure.counters_worker JOBS LAUNCHES`` by :mod:`moetune.measure.counters`. Everything is
-launched once before, so that nothing compiles or loads inside a profiled range. Each profiled launch adds one JSON line
-to LAUNCHES, in the order of ncu's rows; a job ends with ``done`` or ``failed``.
+Started as ``python -m moetune.measure.counters_worker WAIT_S JOBS LAUNCHES`` by :mod:`moetune.measure.counters_run`,
+perhaps while a sweep still times its last token counts: it loads torch, Triton and our kernels, then waits up to WAIT_S
+seconds for JOBS to appear, without CUDA and so without a trace on the GPU. Everything is launched once before it counts,
+so that nothing compiles or loads inside a profiled range. Each profiled launch adds one JSON line to LAUNCHES, in the
+order of ncu's rows; a job ends with ``done`` or ``failed``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 import torch.cuda.profiler
+import triton
 
+from moetune.measure.calls import PRELOAD
 from moetune.measure.counters import CounterJob
+from moetune.measure.counters_run import WAKE
 from moetune.measure.faults import failure, is_sticky
 from moetune.measure.inputs import ExpertWeights
 from moetune.measure.parts import SEED, layer_parts, resident_weights
 from moetune.measure.router import Router, router_of
 from moetune.measure.timer import finish
-from moetune_kernels.kernel_call import KernelCall
+
+POLL_S = 0.01
 
 
 class _JobCache:
@@ -76,16 +86,18 @@ def _run_job(index: int, job: CounterJob, cache: _JobCache, notes: IO[str]) -> N
     for _, call in parts.calls:
         call.launch()
     finish()
-    for part, call in parts.calls:
-        _profiled(call)
-        _note(notes, {"job": index, "part": part.value, "kernel": call.kernel.__name__})
+    with _profiled():
+        for part, call in parts.calls:
+            call.launch()
+            _note(notes, {"job": index, "part": part.value, "kernel": call.kernel.__name__})
 
 
-def _profiled(call: KernelCall) -> None:
-    torch.cuda.synchronize()
+@contextlib.contextmanager
+def _profiled() -> Iterator[None]:
+    """Have ncu count the launches of the block, one by one: it waits for each."""
     torch.cuda.profiler.start()
     try:
-        call.launch()
+        yield
         torch.cuda.synchronize()
     finally:
         torch.cuda.profiler.stop()
@@ -96,11 +108,53 @@ def _note(notes: IO[str], value: dict[str, Any]) -> None:
     notes.flush()  # a worker that dies later leaves what it did
 
 
+def _load() -> None:
+    """Load what launches will need and work out what Triton keys its cache with, all that needs no GPU."""
+    for module in PRELOAD:
+        importlib.import_module(module)
+    kernels = [
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith("moetune_kernels.")
+        for value in vars(module).values()
+        if isinstance(value, triton.JITFunction)
+    ]
+    for kernel in kernels:
+        _ = kernel.cache_key  # reads and hashes the sources of the kernel, once
+    hash_of_triton = getattr(triton.runtime.cache, "triton_key", None)  # no part of its interface, and cached
+    if hash_of_triton is not None:
+        hash_of_triton()
+
+
+def _wait_for(jobs: Path, wait_s: float) -> bool:
+    """Return whether the jobs came in time; the folder goes when nobody will write them any more."""
+    deadline, awake = time.monotonic() + wait_s, False
+    while not jobs.exists():
+        if time.monotonic() > deadline or not jobs.parent.exists():
+            return False
+        wake = jobs.parent / WAKE
+        if not awake and wake.exists():
+            awake = True
+            _start_cuda(json.loads(wake.read_text(encoding="utf-8"))["device_index"])
+        time.sleep(POLL_S)
+    return True
+
+
+def _start_cuda(device_index: int) -> None:
+    """Start CUDA and Triton's driver; where somebody else still has the GPU to himself, the first job tries again."""
+    with contextlib.suppress(Exception):
+        torch.cuda.set_device(device_index)
+        torch.cuda.synchronize()
+        _ = triton.runtime.driver.active  # loads it
+
+
 def main() -> None:
     """Read the jobs' file, run them, write the launches' file."""
-    jobs, launches = Path(sys.argv[1]), Path(sys.argv[2])
-    with launches.open("w", encoding="utf-8") as notes:
-        run(json.loads(jobs.read_text(encoding="utf-8")), notes)
+    wait_s, jobs, launches = float(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    _load()
+    if _wait_for(jobs, wait_s):
+        with launches.open("w", encoding="utf-8") as notes:
+            run(json.loads(jobs.read_text(encoding="utf-8")), notes)
 
 
 if __name__ == "__main__":

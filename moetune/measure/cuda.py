@@ -33,7 +33,7 @@ from moetune.measure.kernel_compiles import KernelCompiles
 from moetune.measure.odd import OddProblems
 from moetune.measure.open_count import ODD_SEED_OFFSET, OpenCount
 from moetune.measure.router import router_of
-from moetune.measure.sweep_counters import COUNTERS_LIMIT_S, sweep_counters
+from moetune.measure.sweep_counters import COUNTERS_LIMIT_S, SweepCounters
 from moetune.measure.timer import CapturedLayers, Launch, Replay, Timer, finish
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
@@ -397,6 +397,7 @@ class CudaBackend(CudaTrials):
     ) -> None:
         super().__init__(shape, device_index, seed=seed, routing=routing)
         self._compiles = KernelCompiles(shape, workers)
+        self._counters = SweepCounters(shape, device_index, routing)
 
     @property
     def name(self) -> str:
@@ -431,17 +432,19 @@ class CudaBackend(CudaTrials):
         """Take back the queued kernels that no process has begun."""
         return self._compiles.withdraw()
 
+    def prepare_counters(self) -> None:
+        """Start ncu and its worker ahead: they wait for ``counters`` without touching the GPU."""
+        self._counters.prepare(self._info)
+
     def counters(
         self, plans: dict[int, LayerPlan], limit_s: float = COUNTERS_LIMIT_S
     ) -> dict[int, LayerFigures | Failed]:
         """Read hardware counters for each token count's plan; frees the weights first, because ncu's worker needs room."""
-        if not plans:
-            return {}
-        self._release()
-        return sweep_counters(self._shape, plans, self._info, self._index, limit_s, self._routing)
+        return self._counters.read(plans, self._info, limit_s, self._release)
 
     def close(self) -> None:
         """End the compile processes and free the GPU's memory; safe to call twice."""
+        self._counters.close()
         self._compiles.close()
         super().close()
 

@@ -11,6 +11,7 @@ from moetune.measure.gpu_messages import GpuSettings, Start
 from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, RespawningGpu, gone
 from moetune.measure.isolated_limits import Limits, TimeLimits
 from moetune.measure.strikes import Strikes
+from moetune.measure.sweep_counters import SweepCounters
 from moetune.outcome import ClockSpan, Compiled, Failed, Outcome, over_all
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
@@ -74,6 +75,7 @@ class IsolatedBackend:
         self._settings, self._compiles = settings, compiles
         self._strikes = Strikes()
         self._readings: dict[int, ClockSpan] = {}  # what each process saw, by its id
+        self._counters = SweepCounters(settings.shape, settings.device_index, settings.routing)
         try:
             self._gpu = RespawningGpu(Start(factory=factory, settings=settings), limits or TimeLimits(settings.shape))
         except BaseException:
@@ -180,16 +182,18 @@ class IsolatedBackend:
         """Compare the whole layer with the reference on rows of another seed."""
         return self._trial(plan, "verify_layer", plan)
 
+    def prepare_counters(self) -> None:
+        """Start ncu and its worker ahead: they wait for ``counters`` without touching the GPU."""
+        self._counters.prepare(self.device)
+
     def counters(self, plans: dict[int, LayerPlan], limit_s: float = 120.0) -> dict[int, LayerFigures | Failed]:
         """Read hardware counters for each token count's plan; ends the GPU process first, because ncu needs its room."""
-        from moetune.measure.sweep_counters import sweep_counters
 
-        if not plans:
-            return {}
-        self._note_clocks()
-        self._gpu.end()
-        settings = self._settings
-        return sweep_counters(self.shape, plans, self.device, settings.device_index, limit_s, settings.routing)
+        def make_room() -> None:
+            self._note_clocks()
+            self._gpu.end()
+
+        return self._counters.read(plans, self.device, limit_s, make_room)
 
     def card(self) -> CardState | None:
         """Return what else ran on the GPU, and whether it was throttled, before this sweep used it; ask it first."""
@@ -203,6 +207,7 @@ class IsolatedBackend:
     def close(self) -> None:
         """End the GPU process, at once, and the compile processes; safe to call twice."""
         try:
+            self._counters.close()
             self._gpu.end()
         finally:
             self._compiles.close()

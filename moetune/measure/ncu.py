@@ -1,4 +1,4 @@
-"""Find Nsight Compute, say what forbids it, and run a Python module under it with a time limit."""
+"""Find Nsight Compute, say what forbids it, and run a Python module under it, as long as this process lives."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from moetune.outcome import Failed, FailureKind
 _PLACES = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _DRIVER_PARAMS = Path("/proc/driver/nvidia/params")
 _STATUS = Path("/proc/self/status")
+LEASH = "moetune.measure.leash"
+_END_S = 5.0  # from a closed pipe to the end of all processes
 _CAPABILITIES = (21, 38)  # SYS_ADMIN and PERFMON; the driver takes either
 
 UNLOCK = (
@@ -90,33 +92,62 @@ def ncu_version() -> str | None:
     return found.group(1) if found else None
 
 
-def run_under_ncu(
-    metrics: Sequence[str], module: str, arguments: Sequence[str], folder: Path, time_limit_s: float
-) -> NcuRun | Failed:
-    """Run ``python -m module arguments`` under ncu and collect ``metrics`` between cudaProfilerStart and -Stop.
+class NcuProcess:
+    """ncu with a Python module under it, started; ends with this process, however that ends, and all of it at once.
 
-    Caches are flushed before each profiled launch; clocks are left alone. At the time limit the whole process group dies.
+    It collects ``metrics`` between cudaProfilerStart and -Stop. Caches are flushed before each profiled launch; clocks
+    are left alone.
 
     Args:
         metrics: full metric names; must fit one pass, or kernels are replayed.
         module: what to run.
         arguments: its command line.
-        folder: an empty folder for the log.
-        time_limit_s: wall-clock limit in seconds.
+        folder: a folder for logs; removed with the processes when this one is killed.
+        limit_s: seconds from now after which all of it is killed, whatever it does.
+
+    Raises:
+        OSError: there is no ncu, or no process can be started.
     """
-    ncu = find_ncu()
-    if ncu is None:
-        return Failed(FailureKind.RESOURCES, "Nsight Compute's ncu was not found")
-    log, printed = folder / "ncu.log", folder / "printed.txt"
-    command = [ncu, *_options(metrics, log), sys.executable, "-m", module, *arguments]
-    try:
-        with printed.open("wb") as sink:
-            code = _run_limited(command, sink.fileno(), time_limit_s)
-    except OSError as error:
-        return Failed(FailureKind.LAUNCH, f"{ncu} could not be started: {error}")
-    if code is None:
-        return Failed(FailureKind.TIMEOUT, f"ncu did not finish within {time_limit_s:.0f} s and was stopped")
-    return NcuRun(log=_text(log), printed=_text(printed), exit_code=code)
+
+    def __init__(
+        self, metrics: Sequence[str], module: str, arguments: Sequence[str], folder: Path, limit_s: float
+    ) -> None:
+        ncu = find_ncu()
+        if ncu is None:
+            raise FileNotFoundError(None, "Nsight Compute's ncu was not found")
+        self._log, self._printed = folder / "ncu.log", folder / "printed.txt"
+        program = [sys.executable, "-P", "-m", module, *arguments]
+        command = [ncu, *_options(metrics, self._log), *program]
+        with self._printed.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", LEASH, str(limit_s), str(folder), *command],
+                stdin=subprocess.PIPE,  # nothing is ever written: that it is open tells that we live
+                stdout=sink,
+                stderr=sink,
+                env=_environment(),
+                start_new_session=True,
+            )
+
+    def finish(self, time_limit_s: float) -> NcuRun | Failed:
+        """Wait until the module and ncu have ended, and end what is left of them; at the time limit all of it."""
+        try:
+            code = self._process.wait(timeout=time_limit_s)
+        except subprocess.TimeoutExpired:
+            return Failed(FailureKind.TIMEOUT, f"ncu did not finish within {time_limit_s:.0f} s and was stopped")
+        finally:
+            self.end()  # also on Ctrl-C
+        return NcuRun(log=_text(self._log), printed=_text(self._printed), exit_code=code)
+
+    def end(self) -> None:
+        """End all of it, at once; safe to call twice."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # the driver does not let go of one of them
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def explain(run: NcuRun) -> Failed:
@@ -148,22 +179,6 @@ def _options(metrics: Sequence[str], log: Path) -> list[str]:
         *("--print-units", "base"),  # --csv alone prints Mbyte and usecond, whatever its manual says
         *("--log-file", str(log)),
     ]
-
-
-def _run_limited(command: Sequence[str], output: int, time_limit_s: float) -> int | None:
-    """Run a command in a session of its own; None when it had to be killed."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(), start_new_session=True
-    )
-    try:
-        return process.wait(timeout=time_limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        # Also after success and on Ctrl-C: a program under ncu may leave children of its own.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -177,6 +177,9 @@ class ReplayBackend:
         verdicts = [self.verify_kernel(role, plan.config(role)) for role in Role]
         return next((verdict for verdict in verdicts if verdict is not None), None)
 
+    def prepare_counters(self) -> None:
+        """Prepare nothing: a replay counts nothing."""
+
     def counters(self, plans: Mapping[int, LayerPlan], limit_s: float = 0.0) -> dict[int, LayerFigures | Failed]:
         """Return no counters: what was counted is in the recorded figures already."""
         del limit_s

@@ -145,6 +145,9 @@ class FakeBackend:
         self.calls["verify_layer"] += 1
         return self.hook("verify_layer", plan)
 
+    def prepare_counters(self):
+        self.calls["prepare_counters"] += 1
+
     def counters(self, plans, limit_s=None):
         self.calls["counters"] += 1
         found = self.hook("counters", plans)

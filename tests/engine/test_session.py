@@ -188,6 +188,15 @@ def test_a_small_budget_still_gives_every_token_count_an_entry_and_says_so(fake_
     assert all(entry.baseline_us is not None for entry in result.entries.values())
 
 
+def test_counters_are_prepared_while_the_last_token_counts_are_tuned(fake_backend, tmp_path):
+    backend = fake_backend()
+    prepared = []
+    backend.prepare_counters = lambda: prepared.append(len(backend.opened))
+    run(backend, tmp_path)
+    assert prepared == [4, 5, 6]  # of seven: as many were opened before
+    assert backend.calls["counters"] == 1
+
+
 def test_counters_replace_the_winners_figures_and_are_kept_as_trials(fake_backend, tmp_path):
     from moetune.engine.backend import LayerFigures
 

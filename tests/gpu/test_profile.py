@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from moetune.measure.counters import PROFILE_SETS, SWEEP_SETS, CounterJob, counters_unavailable, read_counters
 from moetune.measure.parts import Part
+from moetune.measure.sweep_counters import SweepCounters
 from moetune.outcome import Failed, Source
 from moetune.profiling import ProfileRequest, profile
 from moetune.profiling.terminal import as_text
@@ -83,6 +86,32 @@ def test_a_sweeps_single_set_agrees_with_the_profiles(counted):
         assert one.tensor_flops == two.tensor_flops
         assert one.dram_bytes == pytest.approx(two.dram_bytes, rel=0.25)  # which blocks meet in L2 is not repeatable
         assert one.issue_active_percent == pytest.approx(two.issue_active_percent, rel=0.1)
+
+
+@pytest.mark.timeout(900)
+def test_a_profiler_started_ahead_takes_no_memory_counts_the_same_and_sooner():
+    import torch
+
+    reason = counters_unavailable()
+    if reason is not None:
+        pytest.skip(f"no hardware counters: {reason}")
+    device, plans, took_s, found = device_info(0), {4: LayerPlan(gate_up=SMALL, down=SMALL)}, {}, {}
+    reader = SweepCounters(SHAPE, 0)
+    for how in ("cold", "at once", "ahead"):  # the first one compiles
+        torch.cuda.synchronize()
+        before, _ = torch.cuda.mem_get_info()
+        if how == "ahead":
+            reader.prepare(device)
+            time.sleep(20.0)  # surely loaded by now
+            assert before - torch.cuda.mem_get_info()[0] < 16 << 20
+        started_s = time.monotonic()
+        found[how] = reader.read(plans, device, 120.0, torch.cuda.empty_cache)[4]
+        took_s[how] = time.monotonic() - started_s
+    print({how: f"{seconds:.1f} s" for how, seconds in took_s.items()})
+    assert took_s["ahead"] < 0.7 * took_s["at once"]
+    assert found["ahead"].bandwidth_gbps.source is Source.COUNTER
+    assert found["ahead"].issue_efficiency.value == pytest.approx(found["at once"].issue_efficiency.value, rel=0.1)
+    assert found["ahead"].flops_per_byte.value == pytest.approx(found["at once"].flops_per_byte.value, rel=0.1)
 
 
 @pytest.mark.timeout(900)

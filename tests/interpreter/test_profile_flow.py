@@ -25,7 +25,7 @@ from moetune.profiling.terminal import as_text
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS
 from moetune_kernels.fused_moe import fused_moe_reference
-from moetune_kernels.kernel_call import launch_all
+from moetune_kernels.kernel_call import KernelCall, launch_all
 from moetune_kernels.match import match
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.route import route_reference
@@ -202,6 +202,49 @@ def test_the_worker_notes_each_launch_in_order_and_how_each_job_ended(no_gpu_cal
     assert first[-1] == {"job": 0, "done": True}
     assert "no structure tma_permute" in next(line for line in lines if line["job"] == 1)["failed"]
     assert lines[-1] == {"job": 2, "done": True}
+
+
+def test_only_launches_of_the_layer_are_between_start_and_stop_one_range_a_job(no_gpu_calls, monkeypatch):
+    """What else runs there (routing again, inputs, a warm-up) would be counted, and each of ncu's rows be one too late."""
+    seen = []
+    real = KernelCall.launch
+    monkeypatch.setattr(KernelCall, "launch", lambda call: (seen.append(call.kernel.__name__), real(call)))
+    profiler = counters_worker.torch.cuda.profiler
+    monkeypatch.setattr(profiler, "start", lambda: seen.append("start"))
+    monkeypatch.setattr(profiler, "stop", lambda: seen.append("stop"))
+    monkeypatch.setattr(counters_worker.torch.cuda, "synchronize", lambda: seen.append("wait"))
+    jobs = [CounterJob(shape=SHAPE, tokens=tokens, plan=PLAN) for tokens in (1, 40)]
+    notes = io.StringIO()
+    counters_worker.run({"device_index": 0, "jobs": [job.to_json() for job in jobs]}, notes)
+    counted = [json.loads(line).get("kernel") for line in notes.getvalue().splitlines()]
+    ranges, inside = [], False
+    for what in seen:
+        if what == "start":
+            ranges.append([])
+        elif inside:
+            ranges[-1].append(what)
+        inside = what != "stop" and (inside or what == "start")
+    assert [launch for one in ranges for launch in one[:-2]] == [kernel for kernel in counted if kernel]
+    assert [one[-2:] for one in ranges] == [["wait", "stop"]] * 2  # stopped once all of it has run
+
+
+def test_a_launch_that_fails_half_way_leaves_the_notes_of_those_before_it(no_gpu_calls, monkeypatch):
+    jobs = [CounterJob(shape=SHAPE, tokens=1, plan=PLAN)]
+    launched = []
+
+    def launch(call):
+        launched.append(call.kernel.__name__)
+        if launched.count("down_gather_kernel") == 2:  # the first is the warm-up
+            raise RuntimeError("no resources")
+        real(call)
+
+    real = KernelCall.launch
+    monkeypatch.setattr(KernelCall, "launch", launch)
+    notes = io.StringIO()
+    counters_worker.run({"device_index": 0, "jobs": [job.to_json() for job in jobs]}, notes)
+    lines = [json.loads(line) for line in notes.getvalue().splitlines()]
+    assert [line.get("part") for line in lines] == ["routing", "gate_up", None]  # as many as ncu has rows
+    assert "no resources" in lines[-1]["failed"]
 
 
 def test_a_profile_under_another_routing_counts_its_experts_and_says_so(no_gpu_calls, monkeypatch):

@@ -18,6 +18,7 @@ from planted_gpu import DEVICE, SHAPE, STICKY, Deed
 from moetune.engine.backend import compiled_now
 from moetune.errors import MissingError, RunError
 from moetune.measure import gpu_messages, gpu_process, gpu_respawn
+from moetune.measure.counters import SWEEP_SETS, CounterJob
 from moetune.models.routing import UNIFORM
 from moetune.outcome import Failed, FailureKind, Measured, Source
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
@@ -342,20 +343,20 @@ def test_clocks_are_those_of_all_processes_and_start_none(isolated, diary):
 def test_counters_are_read_when_the_gpu_process_has_freed_everything(isolated, diary, monkeypatch):
     calls = []
 
-    def count(shape, plans, device, device_index, limit_s, routing):
-        assert routing == UNIFORM
-        calls.append(
-            (shape, plans, device, device_index, limit_s, [planted_gpu.is_alive(pid) for pid in pids(diary())])
-        )
-        return {64: Failed(FailureKind.RESOURCES, "no ncu here")}
+    def count(jobs, *, device, device_index, sets, time_limit_s, ahead):
+        assert ahead is None
+        alive = [planted_gpu.is_alive(pid) for pid in pids(diary())]
+        calls.append((jobs, device, device_index, sets, time_limit_s, alive))
+        return dict.fromkeys(jobs, Failed(FailureKind.RESOURCES, "no ncu here"))
 
-    monkeypatch.setattr("moetune.measure.sweep_counters.sweep_counters", count)
+    monkeypatch.setattr("moetune.measure.sweep_counters.read_counters", count)
     backend = isolated()
     assert backend.open(64) is None
     plans = {64: LayerPlan(gate_up=BAD, down=BAD)}
     assert backend.counters({}) == {}
     assert backend.counters(plans, 9.0)[64].reason == "no ncu here"
-    assert calls == [(SHAPE, plans, DEVICE, 0, 9.0, [False] * len(calls[0][-1]))]
+    job = CounterJob(shape=SHAPE, tokens=64, plan=plans[64], routing=UNIFORM)
+    assert calls == [([job], DEVICE, 0, SWEEP_SETS, 9.0, [False] * len(calls[0][-1]))]
     assert backend.clocks().sm_mhz == (1001, 1001)
     assert len(diary("start")) == 1
     assert isinstance(backend.time_combine(), Measured)  # and it goes on where it was

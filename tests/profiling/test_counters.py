@@ -119,9 +119,9 @@ def test_ncu_failures_are_one_sentence(log, printed, says):
 
 
 def test_a_mig_slice_is_asked_only_for_its_own_units():
-    whole = set_metrics(JOBS, MetricSet.MAIN, TARGETS["sm_90"])
+    whole = set_metrics(SHAPE.format, MetricSet.MAIN, TARGETS["sm_90"])
     slice_ = set_metrics(
-        JOBS, MetricSet.MAIN, type(TARGETS["sm_90"]).from_json(TARGETS["sm_90"].to_json() | {"mig": "1g.18gb"})
+        SHAPE.format, MetricSet.MAIN, type(TARGETS["sm_90"]).from_json(TARGETS["sm_90"].to_json() | {"mig": "1g.18gb"})
     )
     assert "dram_read_bytes" in whole
     assert "dram_read_bytes" not in slice_
@@ -208,7 +208,7 @@ def test_without_permission_nothing_is_started(monkeypatch):
     monkeypatch.setattr(
         counters, "blocked", lambda: ncu.Blocked("the driver lets only administrators read counters", ncu.UNLOCK)
     )
-    monkeypatch.setattr(counters, "run_under_ncu", lambda *_: pytest.fail("ncu was started"))
+    monkeypatch.setattr(counters, "CountersRun", lambda *_: pytest.fail("ncu was started"))
     assert read_counters(JOBS) == dict.fromkeys(
         JOBS, Failed(FailureKind.RESOURCES, "the driver lets only administrators read counters")
     )
