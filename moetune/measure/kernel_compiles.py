@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from moetune.measure.calls import PRELOAD, gemm_job, small_jobs
+from moetune.measure.calls import PRELOAD, gemm_job
 from moetune.measure.compiler import CompilePool, KernelJob
+from moetune.measure.small_kernels import small_jobs
 from moetune.outcome import Compiled, Failed
-from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
+from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.shape import MoEShape
+
+FIRST_COUNTS = 2  # whose small kernels are compiled before any GEMM; the others' have time
 
 
 class KernelCompiles:
@@ -19,28 +22,32 @@ class KernelCompiles:
     Args:
         shape: the layer.
         workers: compile processes; one less than the cores when None.
+        tokens: the sweep's token counts in the order of their turns, whose small kernels are compiled; any when empty.
     """
 
-    def __init__(self, shape: MoEShape, workers: int | None = None) -> None:
-        self._shape = shape
+    def __init__(self, shape: MoEShape, workers: int | None = None, tokens: Sequence[int] = ()) -> None:
+        self._shape, self._tokens = shape, tokens
         self._pool = CompilePool(workers=workers, preload=PRELOAD)  # it imports while this process goes on
-        self._small_compiled = False
+        self._small: list[tuple[int, KernelJob]] | None = None
 
     def compile(
         self, role: Role, configs: Sequence[MoEKernelConfig], device: DeviceInfo
     ) -> Iterator[tuple[MoEKernelConfig, Compiled | Failed]]:
         """Compile for ``device`` and yield each config as it ends, in any order."""
         gemms = ((config, gemm_job(role, config, self._shape, device)) for config in configs)
-        jobs: Iterator[tuple[MoEKernelConfig | None, KernelJob]] = itertools.chain(self._small_jobs(device), gemms)
+        jobs: Iterator[tuple[MoEKernelConfig | None, KernelJob]] = itertools.chain(
+            self._small_jobs(device, self._tokens[:FIRST_COUNTS]), gemms, self._small_jobs(device, self._tokens)
+        )
         for config, result in self._pool.compile(jobs):
             if config is not None:  # a small kernel that cannot compile shows itself in the first layer
                 yield config, result
 
-    def _small_jobs(self, device: DeviceInfo) -> Iterator[tuple[None, KernelJob]]:
-        if not self._small_compiled:
-            self._small_compiled = True
-            for job in small_jobs(self._shape, BLOCK_SIZES, device):
-                yield None, job
+    def _small_jobs(self, device: DeviceInfo, counts: Sequence[int]) -> Iterator[tuple[None, KernelJob]]:
+        """Yield what ``counts`` need and nobody asked for yet."""
+        if self._small is None:
+            self._small = small_jobs(self._shape, device, self._tokens)
+        while self._small and (not counts or self._small[0][0] in counts):
+            yield None, self._small.pop(0)[1]
 
     def close(self) -> None:
         """End the processes; safe to call twice."""
