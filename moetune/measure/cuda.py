@@ -33,6 +33,7 @@ from moetune.measure.kernel_compiles import KernelCompiles
 from moetune.measure.odd import OddProblems
 from moetune.measure.open_count import ODD_SEED_OFFSET, OpenCount
 from moetune.measure.router import router_of
+from moetune.measure.stopwatch import Stopwatch, question
 from moetune.measure.sweep_counters import COUNTERS_LIMIT_S, sweep_counters
 from moetune.measure.timer import CapturedLayers, Launch, Replay, Timer, finish
 from moetune.models import roofline
@@ -89,6 +90,7 @@ class CudaTrials:
         self._open: OpenCount | None = None
         self._ceilings: Ceilings | None = None
         self._lost: Failed | None = None
+        self.stopwatch = Stopwatch()
 
     @property
     def device(self) -> DeviceInfo:
@@ -104,11 +106,23 @@ class CudaTrials:
         """The trial that lost the device, None while it answers."""
         return self._lost
 
+    def busy(self) -> float:
+        """Return the seconds that the GPU spent on timed rounds, flushes included, by its own clock.
+
+        Checks are not counted: between their many small launches the GPU waits for the host.
+        """
+        return self._timer.busy_s
+
+    def asked(self) -> float:
+        """Return the seconds of the host's clock that all questions so far took."""
+        return self.stopwatch.total_s
+
     def learn(self, compiled: Mapping[tuple[Role, MoEKernelConfig], Compiled], ceilings: Ceilings | None) -> None:
         """Take over what others found out: what the compiler said of kernels, and the device's limits."""
         self._compiled.update(compiled)
         self._ceilings = ceilings or self._ceilings
 
+    @question
     def ceilings(self) -> Ceilings:
         """Measure a large copy (read and written bytes) and a large matmul in the format of the weights.
 
@@ -123,6 +137,7 @@ class CudaTrials:
             self._ceilings = found
         return self._ceilings
 
+    @question
     def open(self, tokens: int) -> Failed | None:
         """Make rows and the float32 reference for one token count, and the weights before the first."""
         self._open = None
@@ -154,11 +169,13 @@ class CudaTrials:
             self._weights = make_weights(self._shape, self._device, self._seed)
         return self._weights
 
+    @question
     def bound_us(self) -> float:
         """Return the physical bound of the open token count, from the experts that its rows really touch."""
         ceilings = self.ceilings()
         return roofline.bound_us(self._layer_work(), ceilings.bytes_per_s, ceilings.flops)
 
+    @question
     def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
         """Load the kernel, then time its very first launch, cold."""
 
@@ -170,6 +187,7 @@ class CudaTrials:
 
         return self._answer(launch_once)
 
+    @question
     def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
         """Time one kernel with a cold L2; a permuted copy that it needs is part of its time."""
 
@@ -194,19 +212,23 @@ class CudaTrials:
         compiled = self._compiled[role, config]
         return warp_instructions(compiled, config, self._shape, role, self._now_open.truth.counts)
 
+    @question
     def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Compare with the float32 reference over NaN-poisoned output."""
         return self._answer(lambda: self._now_open.verify_gemm(role, config))
 
+    @question
     def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Compare what the timed launches left, and bursts of the same kernel."""
         return self._answer(lambda: self._now_open.recheck_gemm(role, config))
 
+    @question
     def time_routing(self, block_m: int) -> Outcome:
         """Time route and permute for one ``block_m``."""
         work = roofline.routing_work(self._shape, self._now_open.tokens)
         return self._time_small(lambda: self._now_open.routing(block_m), work)
 
+    @question
     def time_combine(self) -> Outcome:
         """Time the combine kernel."""
         work = roofline.combine_work(self._shape, self._now_open.tokens)
@@ -224,6 +246,7 @@ class CudaTrials:
 
         return self._answer(run)
 
+    @question
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
         """Time whole layers by graph replay, interleaved; a plan that fails or whose last replay is wrong fails alone."""
         timed = self._layer_times(plans, rounds, check=self._recheck_layer)
@@ -235,6 +258,7 @@ class CudaTrials:
     def _recheck_layer(self, out: torch.Tensor) -> Failed | None:
         return self._now_open.recheck_layer(out)
 
+    @question
     def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
         """Time whole layers under routings that touch other numbers of experts, the fewest first."""
         routings = self._answer(self._now_open.other_routings)
@@ -302,6 +326,7 @@ class CudaTrials:
         timed = measured(sample, self._layer_work(), issue)
         return replace(timed, times_us=rounds_us, clocks=self._watch.since_mark())
 
+    @question
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
         """Compare the whole layer with the reference on rows of another seed and on odd routings."""
         return self._answer(lambda: self._now_open.verify_layer(plan))

@@ -113,6 +113,15 @@ def test_a_config_over_the_shared_memory_fails_alone(opened):
     assert isinstance(opened.time_kernel(Role.GATE_UP, SMALL, 3), Measured)
 
 
+def test_the_gpu_was_busy_for_most_of_a_timed_kernel(backend):
+    assert backend.open(64) is None
+    busy_s, asked_s = backend.busy(), backend.asked()
+    outcome = backend.time_kernel(Role.GATE_UP, SMALL, 25)
+    busy_s, asked_s = backend.busy() - busy_s, backend.asked() - asked_s
+    assert 25 * outcome.median_us * 1e-6 < busy_s < asked_s
+    assert busy_s > 0.5 * asked_s
+
+
 def test_cold_times_are_steady_within_a_few_percent(backend):
     assert backend.open(64) is None
     one, two = (backend.time_kernel(Role.GATE_UP, SMALL, 25).median_us for _ in range(2))

@@ -11,6 +11,7 @@ import torch
 from moetune.measure import cuda, open_count, problem
 from moetune.measure.clocks import Clocks, ClockWatch
 from moetune.measure.open_count import OpenCount
+from moetune.measure.stopwatch import Stopwatch
 from moetune.measure.timer import Replay, Sample
 from moetune.outcome import Failed, FailureKind, Figure, Measured
 from moetune_kernels.config import Role
@@ -83,6 +84,7 @@ def backend(monkeypatch):
     monkeypatch.setattr(cuda, "CapturedLayers", Graphs)
     backend = object.__new__(cuda.CudaBackend)
     backend._lost = backend._side_stream = None
+    backend.stopwatch = Stopwatch()
     backend._shape, backend._timer, backend._open = ALL_TOUCHED[0], Timer(), opened(ALL_TOUCHED)
     backend._watch = ClockWatch(Clocks(None))  # of no GPU: every reading is empty
     backend._instructions = lambda role, config: None
