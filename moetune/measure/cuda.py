@@ -30,6 +30,7 @@ from moetune.measure.inputs import (
     why_no_room,
 )
 from moetune.measure.kernel_compiles import KernelCompiles
+from moetune.measure.layer_graphs import LayerGraphs
 from moetune.measure.odd import OddProblems
 from moetune.measure.open_count import ODD_SEED_OFFSET, OpenCount
 from moetune.measure.router import router_of
@@ -88,6 +89,7 @@ class CudaTrials:
         self._weights: ExpertWeights | None = None
         self._odd: OddProblems | None = None
         self._open: OpenCount | None = None
+        self._graphs: LayerGraphs | None = None
         self._ceilings: Ceilings | None = None
         self._lost: Failed | None = None
         self.stopwatch = Stopwatch()
@@ -140,6 +142,7 @@ class CudaTrials:
     @question
     def open(self, tokens: int) -> Failed | None:
         """Make rows and the float32 reference for one token count, and the weights before the first."""
+        self._drop_graphs()
         self._open = None
         opened = self._answer(lambda: self._make_open(tokens))
         return opened if isinstance(opened, Failed) else None
@@ -261,6 +264,7 @@ class CudaTrials:
     @question
     def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
         """Time whole layers under routings that touch other numbers of experts, the fewest first."""
+        self._drop_graphs()  # the heats are over, and these graphs need as much memory again
         routings = self._answer(self._now_open.other_routings)
         if isinstance(routings, Failed):
             return [[routings] * len(plans)]
@@ -277,16 +281,31 @@ class CudaTrials:
         self, plans: Sequence[LayerPlan], rounds: int, logits: torch.Tensor | None = None, *, check: Check
     ) -> list[list[float] | Failed]:
         """Return each plan's times, or why it has none; ``check`` judges what its last replay left."""
-        graphs = CapturedLayers(self._side_stream)
+        graphs = self._graphs_of(plans) if logits is None else self._new_graphs()
         replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
         timed = self._answer(lambda: self._rounds(good, rounds)) if good and self._lost is None else []
         ends = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
         found = [replay if isinstance(replay, Failed) else next(ends, NOT_TIMED) for replay in replays]
         outcomes = [one if isinstance(one, Failed) else self._checked(*one, check) for one in found]
-        if self._lost is None:
+        if self._lost is None and logits is not None:
             graphs.close()
         return outcomes
+
+    def _new_graphs(self) -> LayerGraphs:
+        return LayerGraphs(lambda: CapturedLayers(self._side_stream))
+
+    def _graphs_of(self, plans: Sequence[LayerPlan]) -> LayerGraphs:
+        """Return the graphs that stay from heat to heat, of no other plans than these."""
+        if self._graphs is None:
+            self._graphs = self._new_graphs()
+        self._graphs.only(plans)
+        return self._graphs
+
+    def _drop_graphs(self) -> None:
+        if self._graphs is not None and self._lost is None:
+            self._graphs.close()
+        self._graphs = None
 
     def _rounds(self, replays: Sequence[Replay], rounds: int) -> list[tuple[list[float], torch.Tensor]]:
         """Time graphs against each other over poisoned outputs, and look at the clocks while they run.
@@ -297,7 +316,7 @@ class CudaTrials:
         nan = float("nan")
         for replay in replays:
             replay.output.fill_(nan)
-        left = [torch.full_like(replay.output, nan) for replay in replays]
+        left = [torch.empty_like(replay.output) for replay in replays]  # each is copied to behind its last replay
         self._watch.mark()
         times = self._timer.rounds(
             replays, rounds, self._watch.look, lambda place: left[place].copy_(replays[place].output)
@@ -308,10 +327,10 @@ class CudaTrials:
         """Return the times of a plan, or what is wrong with what its last replay left."""
         return times if self._lost is not None else self._answer(lambda: check(left)) or times
 
-    def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
+    def _capture(self, graphs: LayerGraphs, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed
             return NOT_TIMED
-        return self._answer(lambda: graphs.capture(self._now_open.layer(plan, logits)))
+        return self._answer(lambda: graphs.replay(plan, self._now_open.layer(plan, logits)))
 
     def _layer_outcome(self, plan: LayerPlan, times_us: list[float]) -> Outcome:
         rounds_us = tuple(
@@ -342,6 +361,7 @@ class CudaTrials:
             self._release()
 
     def _release(self) -> None:
+        self._drop_graphs()
         self._open = self._odd = self._weights = None
         torch.cuda.empty_cache()
 

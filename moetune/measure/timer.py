@@ -159,7 +159,7 @@ def finish(limit_s: float = WAIT_LIMIT_S) -> None:
     wait(event, limit_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Replay:
     """One captured layer: call it to replay it.
 
@@ -168,10 +168,12 @@ class Replay:
         output: what was returned during the capture. It holds what a replay wrote until another graph of the pool is
             replayed: while this reference lives no graph captured later gets its memory, but one captured earlier may
             have used it for tensors that it was done with.
+        free: frees the graph; its memory goes back to the pool when ``output`` is gone too.
     """
 
     replay: Launch
     output: Any
+    free: Launch = lambda: None
 
     def __call__(self) -> None:
         """Queue one replay."""
@@ -188,7 +190,7 @@ class CapturedLayers:
 
     stream: torch.cuda.Stream
     pool: Any = field(default_factory=torch.cuda.graph_pool_handle)  # torch names its type in private
-    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list[torch.cuda.CUDAGraph])
+    replays: list[Replay] = field(default_factory=list[Replay])
 
     def capture(self, run: Launch) -> Replay:
         """Run once eagerly, then capture ``run`` and return its replay, which keeps what ``run`` returned.
@@ -202,14 +204,21 @@ class CapturedLayers:
         with torch.cuda.stream(self.stream), no_garbage_collection():
             output = _capture(graph, self.pool, run)
         torch.cuda.current_stream().wait_stream(self.stream)
-        self.graphs.append(graph)
-        return Replay(graph.replay, output)
+        replay = Replay(graph.replay, output, graph.reset)
+        self.replays.append(replay)
+        return replay
+
+    def drop(self, replay: Replay) -> None:
+        """Free one graph; another must live on, because torch cannot take up a pool again that has none."""
+        assert len(self.replays) > 1, "close the last graph of a pool with it"
+        self.replays.remove(replay)
+        replay.free()
 
     def close(self) -> None:
         """Free the graphs and their memory."""
-        for graph in self.graphs:
-            graph.reset()
-        self.graphs.clear()
+        for replay in self.replays:
+            replay.free()
+        self.replays.clear()
 
 
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any, run: Launch) -> object:

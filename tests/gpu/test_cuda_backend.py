@@ -72,6 +72,21 @@ def test_layers_are_verified_and_timed_against_each_other(opened):
         assert outcome.spread_us < outcome.median_us
 
 
+def test_graphs_stay_from_heat_to_heat_and_leave_no_memory_behind(opened):
+    import torch
+
+    def heats():
+        for plans in (PLANS, PLANS[:1], PLANS, PLANS[1:]):
+            assert all(isinstance(outcome, Measured) for outcome in opened.time_layers(plans, 2))
+        return torch.cuda.memory_allocated()
+
+    before = heats()
+    assert all(heats() == before for _ in range(3))
+    assert opened.open(64) is None
+    assert opened.open(64) is None
+    assert torch.cuda.memory_allocated() < before + (64 << 20)
+
+
 def test_layers_are_timed_where_fewer_and_where_more_experts_are_touched(backend):
     assert backend.open(1) is None
     assert not backend.time_rerouted(PLANS, 4)  # one token touches as many experts however it is routed
