@@ -51,7 +51,7 @@ SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to tim
 
 NOT_TIMED = Failed(FailureKind.LAUNCH, "not timed: another plan of the same round stopped the GPU")
 Value = TypeVar("Value")
-Check = Callable[[torch.Tensor], Failed | None]
+Check = Callable[[Sequence[torch.Tensor]], Sequence[Failed | None]]
 
 
 class CudaTrials:
@@ -252,14 +252,14 @@ class CudaTrials:
     @question
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
         """Time whole layers by graph replay, interleaved; a plan that fails or whose last replay is wrong fails alone."""
-        timed = self._layer_times(plans, rounds, check=self._recheck_layer)
+        timed = self._layer_times(plans, rounds, check=self._recheck_layers)
         return [
             times if isinstance(times, Failed) else self._layer_outcome(plan, times)
             for plan, times in zip(plans, timed, strict=True)
         ]
 
-    def _recheck_layer(self, out: torch.Tensor) -> Failed | None:
-        return self._now_open.recheck_layer(out)
+    def _recheck_layers(self, outs: Sequence[torch.Tensor]) -> Sequence[Failed | None]:
+        return self._now_open.recheck_layers(outs)
 
     @question
     def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
@@ -271,7 +271,7 @@ class CudaTrials:
         return [
             [
                 times if isinstance(times, Failed) else _without_figures(times)
-                for times in self._layer_times(plans, rounds, logits, check=lambda _: None)
+                for times in self._layer_times(plans, rounds, logits, check=lambda outs: [None] * len(outs))
             ]
             for logits in routings
             if self._lost is None
@@ -285,9 +285,8 @@ class CudaTrials:
         replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
         timed = self._answer(lambda: self._rounds(good, rounds)) if good and self._lost is None else []
-        ends = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
-        found = [replay if isinstance(replay, Failed) else next(ends, NOT_TIMED) for replay in replays]
-        outcomes = [one if isinstance(one, Failed) else self._checked(*one, check) for one in found]
+        ends = itertools.repeat(timed) if isinstance(timed, Failed) else iter(self._checked(timed, check))
+        outcomes = [replay if isinstance(replay, Failed) else next(ends, NOT_TIMED) for replay in replays]
         if self._lost is None and logits is not None:
             graphs.close()
         return outcomes
@@ -323,9 +322,16 @@ class CudaTrials:
         )
         return list(zip(times, left, strict=True))
 
-    def _checked(self, times: list[float], left: torch.Tensor, check: Check) -> list[float] | Failed:
-        """Return the times of a plan, or what is wrong with what its last replay left."""
-        return times if self._lost is not None else self._answer(lambda: check(left)) or times
+    def _checked(
+        self, timed: Sequence[tuple[list[float], torch.Tensor]], check: Check
+    ) -> Sequence[list[float] | Failed]:
+        """Return each plan's times, or what is wrong with what its last replay left."""
+        if not timed:
+            return []
+        found = self._answer(lambda: check([left for _, left in timed]))
+        if isinstance(found, Failed):  # the comparison itself failed: nobody knows which of them are right
+            return [found] * len(timed)
+        return [wrong or times for (times, _), wrong in zip(timed, found, strict=True)]
 
     def _capture(self, graphs: LayerGraphs, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed
