@@ -59,7 +59,7 @@ class Reference:
             [
                 (difference / self._divisor).amax(),
                 difference.norm() / self._whole,
-                worst_element(got, self.want, limit, self._typical),
+                worst_element(got, self.want, ELEMENT_FACTOR * limit, self._typical),
             ]
         )
 

@@ -245,10 +245,6 @@ class OpenCount:
         )
         return sum(total <= launches for total in itertools.accumulate(BURST))
 
-    def recheck_layer(self, out: torch.Tensor) -> Failed | None:
-        """Compare what the last timed replay of a layer left in ``out`` [T, H]."""
-        return self.recheck_layers([out])[0]
-
     def recheck_layers(self, outs: Sequence[torch.Tensor]) -> list[Failed | None]:
         """Compare what the last timed replay of each layer left, [T, H] each."""
         return verdicts([self._truth_of_layer().look(out, "after timing") for out in outs])
