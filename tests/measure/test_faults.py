@@ -6,6 +6,7 @@ import pytest
 
 from moetune.errors import RunError
 from moetune.measure import cuda, faults
+from moetune.measure.stopwatch import Stopwatch
 from moetune.measure.timer import DeviceHungError
 from moetune.outcome import Failed, FailureKind
 
@@ -41,7 +42,8 @@ def backend(monkeypatch):
     """A backend without its GPU: only what answers questions and judges faults."""
     monkeypatch.setattr(cuda, "finish", lambda: None)
     backend = object.__new__(cuda.CudaBackend)
-    backend._lost = backend._side_stream = None
+    backend._lost = backend._side_stream = backend._graphs = None
+    backend.stopwatch = Stopwatch()
     return backend
 
 
