@@ -17,7 +17,7 @@ from moetune.measure.card import CardState, card_state
 from moetune.measure.ceilings import measure_ceilings
 from moetune.measure.clocks import Clocks, ClockWatch
 from moetune.measure.faults import failure, is_sticky
-from moetune.measure.figures import IssueRate, measured, warp_instructions
+from moetune.measure.figures import IssueRate, measured, timed_only, warp_instructions
 from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.inputs import (
     ExpertWeights,
@@ -40,7 +40,7 @@ from moetune.measure.timer import CapturedLayers, Launch, Replay, Timer, finish
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
 from moetune.models.routing import UNIFORM, Routing
-from moetune.outcome import TIME_DIGITS, ClockSpan, Compiled, Failed, FailureKind, Figure, Measured, Outcome, summarize
+from moetune.outcome import TIME_DIGITS, ClockSpan, Compiled, Failed, FailureKind, Figure, Outcome, summarize
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.kernel_call import launch_all
@@ -89,7 +89,7 @@ class CudaTrials:
         self._weights: ExpertWeights | None = None
         self._odd: OddProblems | None = None
         self._open: OpenCount | None = None
-        self._graphs: LayerGraphs | None = None
+        self._graphs = self._new_graphs()  # of the open token count, from heat to heat
         self._ceilings: Ceilings | None = None
         self._lost: Failed | None = None
         self.stopwatch = Stopwatch()
@@ -270,7 +270,7 @@ class CudaTrials:
             return [[routings] * len(plans)]
         return [
             [
-                times if isinstance(times, Failed) else _without_figures(times)
+                times if isinstance(times, Failed) else timed_only(times)
                 for times in self._layer_times(plans, rounds, logits, check=lambda outs: [None] * len(outs))
             ]
             for logits in routings
@@ -281,7 +281,8 @@ class CudaTrials:
         self, plans: Sequence[LayerPlan], rounds: int, logits: torch.Tensor | None = None, *, check: Check
     ) -> list[list[float] | Failed]:
         """Return each plan's times, or why it has none; ``check`` judges what its last replay left."""
-        graphs = self._graphs_of(plans) if logits is None else self._new_graphs()
+        graphs = self._graphs if logits is None else self._new_graphs()
+        graphs.only(plans)
         replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
         timed = self._answer(lambda: self._rounds(good, rounds)) if good and self._lost is None else []
@@ -294,17 +295,9 @@ class CudaTrials:
     def _new_graphs(self) -> LayerGraphs:
         return LayerGraphs(lambda: CapturedLayers(self._side_stream))
 
-    def _graphs_of(self, plans: Sequence[LayerPlan]) -> LayerGraphs:
-        """Return the graphs that stay from heat to heat, of no other plans than these."""
-        if self._graphs is None:
-            self._graphs = self._new_graphs()
-        self._graphs.only(plans)
-        return self._graphs
-
     def _drop_graphs(self) -> None:
-        if self._graphs is not None and self._lost is None:
+        if self._lost is None:
             self._graphs.close()
-        self._graphs = None
 
     def _rounds(self, replays: Sequence[Replay], rounds: int) -> list[tuple[list[float], torch.Tensor]]:
         """Time graphs against each other over poisoned outputs, and look at the clocks while they run.
@@ -495,17 +488,3 @@ class CudaBackend(CudaTrials):
 def open_trials(settings: GpuSettings) -> CudaTrials:
     """Return the trials of ``settings``: what a GPU process is started with."""
     return CudaTrials(settings.shape, settings.device_index, seed=settings.seed, routing=settings.routing)
-
-
-def _without_figures(times_us: list[float]) -> Measured:
-    """Return a time that is only compared: its figures would be another routing's than the entry's."""
-    none = Figure.unavailable("timed only to be compared")
-    sample = summarize(times_us)
-    return Measured(
-        median_us=sample.median_us,
-        spread_us=sample.spread_us,
-        samples=sample.count,
-        flops_per_byte=none,
-        bandwidth_gbps=none,
-        issue_efficiency=none,
-    )

@@ -42,7 +42,8 @@ def backend(monkeypatch):
     """A backend without its GPU: only what answers questions and judges faults."""
     monkeypatch.setattr(cuda, "finish", lambda: None)
     backend = object.__new__(cuda.CudaBackend)
-    backend._lost = backend._side_stream = backend._graphs = None
+    backend._lost = backend._side_stream = None
+    backend._graphs = backend._new_graphs()
     backend.stopwatch = Stopwatch()
     return backend
 

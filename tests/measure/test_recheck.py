@@ -89,7 +89,8 @@ def backend(monkeypatch):
     monkeypatch.setattr(cuda, "finish", lambda: None)
     monkeypatch.setattr(cuda, "CapturedLayers", Graphs)
     backend = object.__new__(cuda.CudaBackend)
-    backend._lost = backend._side_stream = backend._graphs = None
+    backend._lost = backend._side_stream = None
+    backend._graphs = backend._new_graphs()
     backend.stopwatch = Stopwatch()
     backend._shape, backend._timer, backend._open = ALL_TOUCHED[0], Timer(), opened(ALL_TOUCHED)
     backend._watch = ClockWatch(Clocks(None))  # of no GPU: every reading is empty
