@@ -5,21 +5,18 @@ from __future__ import annotations
 import torch
 
 from moetune.measure.compiler import KernelJob
-from moetune.models.roofline import total_experts
-from moetune_kernels.combine.launch import combine_calls
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.down.launch import DownOperands, down_calls
-from moetune_kernels.fused_moe.routing import routing_calls
 from moetune_kernels.gate_up.launch import gate_up_calls
 from moetune_kernels.kernel_call import KernelCall
 from moetune_kernels.permute.order import SlotOrder
-from moetune_kernels.route.launch import ORDER_SLOTS
 from moetune_kernels.shape import MoEShape, WeightFormat
 
 # Imported once by the process that compiles; every op's kernels come along.
 PRELOAD = (
     "moetune.measure.calls",
+    "moetune.measure.small_kernels",
     "moetune_kernels.route.launch",
     "moetune_kernels.permute.launch",
     "moetune_kernels.gate_up.launch",
@@ -55,27 +52,3 @@ def gemm_calls(role: Role, config: MoEKernelConfig, shape: MoEShape) -> tuple[Ke
     weights = torch.empty((COMPILE_TOKENS, shape.top_k), dtype=torch.float32, device="meta")
     y = torch.empty((slots, shape.hidden), dtype=dtype, device="meta")
     return down_calls(DownOperands(h, w2, weights, y), order, config)
-
-
-def small_jobs(shape: MoEShape, block_sizes: tuple[int, ...], device: DeviceInfo) -> list[KernelJob]:
-    """Return the jobs that compile route, permute and combine, so that no timed layer waits for a compiler."""
-    few = [1 << power for power in range(ORDER_SLOTS.bit_length()) if (1 << power) * shape.top_k <= ORDER_SLOTS]
-    many = (ORDER_SLOTS + 1, 1 << 16)  # permute in one launch, and in three
-    return [
-        KernelJob(build=small_calls, args=(tokens, block_m, shape), device=device, smem_ceiling=device.smem_limit)
-        for block_m in block_sizes
-        for tokens in (*few, *many)
-    ]
-
-
-def small_calls(tokens: int, block_m: int, shape: MoEShape) -> tuple[KernelCall, ...]:
-    """Return the calls of everything but the two GEMMs on meta tensors."""
-    dtype = DTYPES[shape.format]
-    logits = torch.empty((tokens, total_experts(shape)), dtype=dtype, device="meta")
-    weights = torch.empty((tokens, shape.top_k), dtype=torch.float32, device="meta")
-    ids = torch.empty((tokens, shape.top_k), dtype=torch.int32, device="meta")
-    y = torch.empty((tokens * shape.top_k, shape.hidden), dtype=dtype, device="meta")
-    out = torch.empty((tokens, shape.hidden), dtype=dtype, device="meta")
-    order = SlotOrder.empty(tokens * shape.top_k, shape.local_experts, block_m, "meta")
-    routing = routing_calls(logits, (weights, ids), shape.local_experts, order, renormalize=True)
-    return (*routing, *combine_calls(y, ids, shape.local_experts, out))

@@ -17,7 +17,7 @@ from moetune.measure.card import CardState, card_state
 from moetune.measure.ceilings import measure_ceilings
 from moetune.measure.clocks import Clocks, ClockWatch
 from moetune.measure.faults import failure, is_sticky
-from moetune.measure.figures import IssueRate, measured, warp_instructions
+from moetune.measure.figures import IssueRate, measured, timed_only, warp_instructions
 from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.inputs import (
     ExpertWeights,
@@ -30,15 +30,17 @@ from moetune.measure.inputs import (
     why_no_room,
 )
 from moetune.measure.kernel_compiles import KernelCompiles
+from moetune.measure.layer_graphs import LayerGraphs
 from moetune.measure.odd import OddProblems
 from moetune.measure.open_count import ODD_SEED_OFFSET, OpenCount
 from moetune.measure.router import router_of
+from moetune.measure.stopwatch import Stopwatch, question
 from moetune.measure.sweep_counters import COUNTERS_LIMIT_S, SweepCounters
 from moetune.measure.timer import CapturedLayers, Launch, Replay, Timer, finish
 from moetune.models import roofline
 from moetune.models.roofline import Work, kernel_work, layer_work, nominal_peaks
 from moetune.models.routing import UNIFORM, Routing
-from moetune.outcome import TIME_DIGITS, ClockSpan, Compiled, Failed, FailureKind, Figure, Measured, Outcome, summarize
+from moetune.outcome import TIME_DIGITS, ClockSpan, Compiled, Failed, FailureKind, Figure, Outcome, summarize
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo, device_info
 from moetune_kernels.kernel_call import launch_all
@@ -49,7 +51,7 @@ SMALL_SAMPLES = 15  # route, permute and combine: short and few, so cheap to tim
 
 NOT_TIMED = Failed(FailureKind.LAUNCH, "not timed: another plan of the same round stopped the GPU")
 Value = TypeVar("Value")
-Check = Callable[[torch.Tensor], Failed | None]
+Check = Callable[[Sequence[torch.Tensor]], Sequence[Failed | None]]
 
 
 class CudaTrials:
@@ -87,8 +89,10 @@ class CudaTrials:
         self._weights: ExpertWeights | None = None
         self._odd: OddProblems | None = None
         self._open: OpenCount | None = None
+        self._graphs = self._new_graphs()  # of the open token count, from heat to heat
         self._ceilings: Ceilings | None = None
         self._lost: Failed | None = None
+        self.stopwatch = Stopwatch()
 
     @property
     def device(self) -> DeviceInfo:
@@ -104,11 +108,23 @@ class CudaTrials:
         """The trial that lost the device, None while it answers."""
         return self._lost
 
+    def busy(self) -> float:
+        """Return the seconds that the GPU spent on timed rounds, flushes included, by its own clock.
+
+        Checks are not counted: between their many small launches the GPU waits for the host.
+        """
+        return self._timer.busy_s
+
+    def asked(self) -> float:
+        """Return the seconds of the host's clock that all questions so far took."""
+        return self.stopwatch.total_s
+
     def learn(self, compiled: Mapping[tuple[Role, MoEKernelConfig], Compiled], ceilings: Ceilings | None) -> None:
         """Take over what others found out: what the compiler said of kernels, and the device's limits."""
         self._compiled.update(compiled)
         self._ceilings = ceilings or self._ceilings
 
+    @question
     def ceilings(self) -> Ceilings:
         """Measure a large copy (read and written bytes) and a large matmul in the format of the weights.
 
@@ -123,8 +139,10 @@ class CudaTrials:
             self._ceilings = found
         return self._ceilings
 
+    @question
     def open(self, tokens: int) -> Failed | None:
         """Make rows and the float32 reference for one token count, and the weights before the first."""
+        self._drop_graphs()
         self._open = None
         opened = self._answer(lambda: self._make_open(tokens))
         return opened if isinstance(opened, Failed) else None
@@ -154,11 +172,13 @@ class CudaTrials:
             self._weights = make_weights(self._shape, self._device, self._seed)
         return self._weights
 
+    @question
     def bound_us(self) -> float:
         """Return the physical bound of the open token count, from the experts that its rows really touch."""
         ceilings = self.ceilings()
         return roofline.bound_us(self._layer_work(), ceilings.bytes_per_s, ceilings.flops)
 
+    @question
     def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
         """Load the kernel, then time its very first launch, cold."""
 
@@ -170,6 +190,7 @@ class CudaTrials:
 
         return self._answer(launch_once)
 
+    @question
     def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
         """Time one kernel with a cold L2; a permuted copy that it needs is part of its time."""
 
@@ -194,19 +215,23 @@ class CudaTrials:
         compiled = self._compiled[role, config]
         return warp_instructions(compiled, config, self._shape, role, self._now_open.truth.counts)
 
+    @question
     def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Compare with the float32 reference over NaN-poisoned output."""
         return self._answer(lambda: self._now_open.verify_gemm(role, config))
 
+    @question
     def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Compare what the timed launches left, and bursts of the same kernel."""
         return self._answer(lambda: self._now_open.recheck_gemm(role, config))
 
+    @question
     def time_routing(self, block_m: int) -> Outcome:
         """Time route and permute for one ``block_m``."""
         work = roofline.routing_work(self._shape, self._now_open.tokens)
         return self._time_small(lambda: self._now_open.routing(block_m), work)
 
+    @question
     def time_combine(self) -> Outcome:
         """Time the combine kernel."""
         work = roofline.combine_work(self._shape, self._now_open.tokens)
@@ -224,26 +249,29 @@ class CudaTrials:
 
         return self._answer(run)
 
+    @question
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
         """Time whole layers by graph replay, interleaved; a plan that fails or whose last replay is wrong fails alone."""
-        timed = self._layer_times(plans, rounds, check=self._recheck_layer)
+        timed = self._layer_times(plans, rounds, check=self._recheck_layers)
         return [
             times if isinstance(times, Failed) else self._layer_outcome(plan, times)
             for plan, times in zip(plans, timed, strict=True)
         ]
 
-    def _recheck_layer(self, out: torch.Tensor) -> Failed | None:
-        return self._now_open.recheck_layer(out)
+    def _recheck_layers(self, outs: Sequence[torch.Tensor]) -> Sequence[Failed | None]:
+        return self._now_open.recheck_layers(outs)
 
+    @question
     def time_rerouted(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Sequence[Outcome]]:
         """Time whole layers under routings that touch other numbers of experts, the fewest first."""
+        self._drop_graphs()  # the heats are over, and these graphs need as much memory again
         routings = self._answer(self._now_open.other_routings)
         if isinstance(routings, Failed):
             return [[routings] * len(plans)]
         return [
             [
-                times if isinstance(times, Failed) else _without_figures(times)
-                for times in self._layer_times(plans, rounds, logits, check=lambda _: None)
+                times if isinstance(times, Failed) else timed_only(times)
+                for times in self._layer_times(plans, rounds, logits, check=lambda outs: [None] * len(outs))
             ]
             for logits in routings
             if self._lost is None
@@ -253,16 +281,23 @@ class CudaTrials:
         self, plans: Sequence[LayerPlan], rounds: int, logits: torch.Tensor | None = None, *, check: Check
     ) -> list[list[float] | Failed]:
         """Return each plan's times, or why it has none; ``check`` judges what its last replay left."""
-        graphs = CapturedLayers(self._side_stream)
+        graphs = self._graphs if logits is None else self._new_graphs()
+        graphs.only(plans)
         replays = [self._capture(graphs, plan, logits) for plan in plans]
         good = [replay for replay in replays if not isinstance(replay, Failed)]
         timed = self._answer(lambda: self._rounds(good, rounds)) if good and self._lost is None else []
-        ends = itertools.repeat(timed) if isinstance(timed, Failed) else iter(timed)
-        found = [replay if isinstance(replay, Failed) else next(ends, NOT_TIMED) for replay in replays]
-        outcomes = [one if isinstance(one, Failed) else self._checked(*one, check) for one in found]
-        if self._lost is None:
+        ends = itertools.repeat(timed) if isinstance(timed, Failed) else iter(self._checked(timed, check))
+        outcomes = [replay if isinstance(replay, Failed) else next(ends, NOT_TIMED) for replay in replays]
+        if self._lost is None and logits is not None:
             graphs.close()
         return outcomes
+
+    def _new_graphs(self) -> LayerGraphs:
+        return LayerGraphs(lambda: CapturedLayers(self._side_stream))
+
+    def _drop_graphs(self) -> None:
+        if self._lost is None:
+            self._graphs.close()
 
     def _rounds(self, replays: Sequence[Replay], rounds: int) -> list[tuple[list[float], torch.Tensor]]:
         """Time graphs against each other over poisoned outputs, and look at the clocks while they run.
@@ -273,21 +308,28 @@ class CudaTrials:
         nan = float("nan")
         for replay in replays:
             replay.output.fill_(nan)
-        left = [torch.full_like(replay.output, nan) for replay in replays]
+        left = [torch.empty_like(replay.output) for replay in replays]  # each is copied to behind its last replay
         self._watch.mark()
         times = self._timer.rounds(
             replays, rounds, self._watch.look, lambda place: left[place].copy_(replays[place].output)
         )
         return list(zip(times, left, strict=True))
 
-    def _checked(self, times: list[float], left: torch.Tensor, check: Check) -> list[float] | Failed:
-        """Return the times of a plan, or what is wrong with what its last replay left."""
-        return times if self._lost is not None else self._answer(lambda: check(left)) or times
+    def _checked(
+        self, timed: Sequence[tuple[list[float], torch.Tensor]], check: Check
+    ) -> Sequence[list[float] | Failed]:
+        """Return each plan's times, or what is wrong with what its last replay left."""
+        if not timed:
+            return []
+        found = self._answer(lambda: check([left for _, left in timed]))
+        if isinstance(found, Failed):  # the comparison itself failed: nobody knows which of them are right
+            return [found] * len(timed)
+        return [wrong or times for (times, _), wrong in zip(timed, found, strict=True)]
 
-    def _capture(self, graphs: CapturedLayers, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
+    def _capture(self, graphs: LayerGraphs, plan: LayerPlan, logits: torch.Tensor | None) -> Replay | Failed:
         if self._lost is not None:  # in this very call: the plan that did it must come back as failed
             return NOT_TIMED
-        return self._answer(lambda: graphs.capture(self._now_open.layer(plan, logits)))
+        return self._answer(lambda: graphs.replay(plan, self._now_open.layer(plan, logits)))
 
     def _layer_outcome(self, plan: LayerPlan, times_us: list[float]) -> Outcome:
         rounds_us = tuple(
@@ -302,6 +344,7 @@ class CudaTrials:
         timed = measured(sample, self._layer_work(), issue)
         return replace(timed, times_us=rounds_us, clocks=self._watch.since_mark())
 
+    @question
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
         """Compare the whole layer with the reference on rows of another seed and on odd routings."""
         return self._answer(lambda: self._now_open.verify_layer(plan))
@@ -317,6 +360,7 @@ class CudaTrials:
             self._release()
 
     def _release(self) -> None:
+        self._drop_graphs()
         self._open = self._odd = self._weights = None
         torch.cuda.empty_cache()
 
@@ -452,17 +496,3 @@ class CudaBackend(CudaTrials):
 def open_trials(settings: GpuSettings) -> CudaTrials:
     """Return the trials of ``settings``: what a GPU process is started with."""
     return CudaTrials(settings.shape, settings.device_index, seed=settings.seed, routing=settings.routing)
-
-
-def _without_figures(times_us: list[float]) -> Measured:
-    """Return a time that is only compared: its figures would be another routing's than the entry's."""
-    none = Figure.unavailable("timed only to be compared")
-    sample = summarize(times_us)
-    return Measured(
-        median_us=sample.median_us,
-        spread_us=sample.spread_us,
-        samples=sample.count,
-        flops_per_byte=none,
-        bandwidth_gbps=none,
-        issue_efficiency=none,
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from moetune.engine.backend import LayerFigures
 from moetune.models.roofline import Work, steps, tiles
-from moetune.outcome import Compiled, Figure, Measured, Source
+from moetune.outcome import Compiled, Figure, Measured, Source, summarize
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.shape import MoEShape
 
@@ -68,6 +68,20 @@ def measured(sample: Sample, work: Work, issue: Figure) -> Measured:
         flops_per_byte=Figure(work.flops_per_byte, Source.ANALYTICAL),
         bandwidth_gbps=Figure(work.bytes_min / sample.median_us * 1e-3, Source.ANALYTICAL),
         issue_efficiency=issue,
+    )
+
+
+def timed_only(times_us: list[float]) -> Measured:
+    """Return a time that is only compared: its figures would be another routing's than the entry's."""
+    none = Figure.unavailable("timed only to be compared")
+    sample = summarize(times_us)
+    return Measured(
+        median_us=sample.median_us,
+        spread_us=sample.spread_us,
+        samples=sample.count,
+        flops_per_byte=none,
+        bandwidth_gbps=none,
+        issue_efficiency=none,
     )
 
 

@@ -28,6 +28,20 @@ class GuardedRows:
         """Fill rows and bands with NaN."""
         self._bits.fill_(POISON)
 
+    def copy(self) -> torch.Tensor:
+        """Return what rows and bands hold now, for :meth:`hold`."""
+        return self._bits.clone()
+
+    def hold(self, copied: torch.Tensor) -> None:
+        """Hold again what they held when :meth:`copy` was asked."""
+        self._bits.copy_(copied)
+
+    def is_written(self, unused: torch.Tensor) -> torch.Tensor:
+        """Return whether :meth:`why_written` has anything to say, on the device."""
+        end = GUARD_ROWS + len(self._inside)
+        beside = [self._bits[:GUARD_ROWS], self._bits[end:], *([self._inside[unused]] if len(unused) else [])]
+        return (torch.cat(beside) != POISON).any()
+
     def why_written(self, unused: torch.Tensor) -> str | None:
         """Say what was written beside the rows that a kernel owns, None when nothing was.
 

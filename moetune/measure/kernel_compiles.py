@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from moetune.engine.backend import Kernel
-from moetune.measure.calls import PRELOAD, gemm_job, small_jobs
+from moetune.measure.calls import PRELOAD, gemm_job
 from moetune.measure.compiler import CompilePool, KernelJob
+from moetune.measure.small_kernels import small_jobs
 from moetune.outcome import Compiled, Failed
-from moetune_kernels.config import BLOCK_SIZES
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.shape import MoEShape
 
@@ -19,10 +19,11 @@ class KernelCompiles:
     Args:
         shape: the layer.
         workers: compile processes; one less than the cores when None.
+        tokens: the sweep's token counts in the order of their turns, whose small kernels are compiled; any when empty.
     """
 
-    def __init__(self, shape: MoEShape, workers: int | None = None) -> None:
-        self._shape = shape
+    def __init__(self, shape: MoEShape, workers: int | None = None, tokens: Sequence[int] = ()) -> None:
+        self._shape, self._tokens = shape, tokens
         self._pool = CompilePool(workers=workers, preload=PRELOAD)  # it imports while this process goes on
         self._small: dict[int, KernelJob] = {}
         self._held: list[int] = []  # small ones that are to be queued behind the next kernels
@@ -30,7 +31,7 @@ class KernelCompiles:
     def submit(self, kernels: Iterable[Kernel], device: DeviceInfo) -> None:
         """Queue kernels for ``device``, in their order and before all small ones, and return at once."""
         if not self._small:
-            self._small = dict(enumerate(small_jobs(self._shape, BLOCK_SIZES, device)))
+            self._small = dict(enumerate(job for _, job in small_jobs(self._shape, device, self._tokens)))
             self._held = list(self._small)
         self._pool.submit((kernel, gemm_job(*kernel, self._shape, device)) for kernel in kernels)
         self._submit_held()

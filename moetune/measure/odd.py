@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from moetune.measure.compare import why_layer_differs
 from moetune.measure.inputs import ExpertWeights, Rows, layer_truth, make_rows, routed_truth
+from moetune.measure.layer_verdict import LayerTruth
 from moetune.measure.problem import Problem, run_layer
-from moetune.outcome import Failed, FailureKind
+from moetune.measure.verdict import Queued
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
@@ -97,35 +97,35 @@ class OddProblems:
     weights: ExpertWeights
     seed: int
     _problems: list[Problem] | None = None
-    _layers: list[tuple[str, Rows, torch.Tensor]] | None = None
+    _layers: list[tuple[str, Rows, LayerTruth]] | None = None
     _right_kernels: set[tuple[Role, MoEKernelConfig]] = field(default_factory=set[tuple[Role, MoEKernelConfig]])
     _right_plans: set[LayerPlan] = field(default_factory=set[LayerPlan])
 
-    def verify_gemm(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+    def queue_gemm(self, role: Role, config: MoEKernelConfig) -> list[Queued]:
         """Pose every problem to one kernel, unless it passed before."""
         if (role, config) in self._right_kernels:
-            return None
-        for problem in self.problems():
-            wrong = problem.verify_apart(role, config)
-            if wrong is not None:
-                return wrong
-        self._right_kernels.add((role, config))
-        return None
+            return []
+        return [problem.queue_apart(role, config) for problem in self.problems()]
 
-    def verify_layer(self, plan: LayerPlan) -> Failed | None:
+    def queue_layer(self, plan: LayerPlan) -> list[Queued]:
         """Pose every problem to both kernels of a plan, and the odd routings to the whole, unless it passed before."""
         if plan in self._right_plans:
-            return None
-        for role in Role:
-            wrong = self.verify_gemm(role, plan.config(role))
-            if wrong is not None:
-                return wrong
-        for name, rows, want in self.layers():
-            problem = why_layer_differs(run_layer(self.shape, self.weights, rows, plan), want, self.shape.format)
-            if problem is not None:
-                return Failed(FailureKind.WRONG, f"layer: {name}: {problem}")
+            return []
+        kernels = [queued for role in Role for queued in self.queue_gemm(role, plan.config(role))]
+        layers = [
+            truth.look(run_layer(self.shape, self.weights, rows, plan), name) for name, rows, truth in self.layers()
+        ]
+        return [*kernels, *layers]
+
+    def passed_gemm(self, role: Role, config: MoEKernelConfig) -> None:
+        """Pose nothing more to a kernel that was right on every problem."""
+        self._right_kernels.add((role, config))
+
+    def passed_layer(self, plan: LayerPlan) -> None:
+        """Pose nothing more to a plan that was right on every problem, nor to its kernels."""
         self._right_plans.add(plan)
-        return None
+        for role in Role:
+            self.passed_gemm(role, plan.config(role))
 
     def problems(self) -> list[Problem]:
         """Return the problems of both GEMMs, made on first use."""
@@ -133,10 +133,13 @@ class OddProblems:
             self._problems = [self._make(case, self.seed + place) for place, case in enumerate(odd_cases(self.shape))]
         return self._problems
 
-    def layers(self) -> list[tuple[str, Rows, torch.Tensor]]:
-        """Return name, rows and truth [T, H] of every problem of a whole layer, made on first use."""
+    def layers(self) -> list[tuple[str, Rows, LayerTruth]]:
+        """Return name, rows and truth of every problem of a whole layer, made on first use."""
         if self._layers is None:
-            self._layers = [(name, rows, layer_truth(self.shape, self.weights, rows)) for name, rows in self._rows()]
+            self._layers = [
+                (name, rows, LayerTruth(layer_truth(self.shape, self.weights, rows), self.shape.format))
+                for name, rows in self._rows()
+            ]
         return self._layers
 
     def _make(self, case: OddCase, seed: int) -> Problem:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from moetune.measure.compare import why_layer_differs
 from moetune.measure.inputs import (
     ExpertWeights,
     KernelTruth,
     Rows,
     kernel_truth,
-    layer_truth,
     make_rows,
     other_routings,
 )
+from moetune.measure.layer_verdict import LayerTruth
 from moetune.measure.odd import OddProblems
 from moetune.measure.problem import Calls, Problem, run_layer
 from moetune.measure.router import Router
 from moetune.measure.timer import Launch
-from moetune.outcome import Failed, FailureKind
+from moetune.measure.verdict import Queued, first_wrong, verdicts
+from moetune.outcome import Failed
 from moetune_kernels.combine import combine_reference
 from moetune_kernels.combine.launch import combine_calls
 from moetune_kernels.config import MoEKernelConfig, Role
@@ -68,8 +68,8 @@ class OpenCount:
     odd: OddProblems | None = None
     router: Router | None = None
     _other: Problem | None = None
-    _other_layer: tuple[Rows, torch.Tensor] | None = None
-    _layer_want: torch.Tensor | None = None
+    _other_layer: tuple[Rows, LayerTruth] | None = None
+    _layer_truth: LayerTruth | None = None
     _routings: list[torch.Tensor] | None = None
     _written: tuple[Role, MoEKernelConfig] | None = None
 
@@ -144,19 +144,27 @@ class OpenCount:
     def _verify_gemm(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         assert self.odd is not None
         self._written = None
-        return (
-            self.timed.verify(role, config)
-            or self._verify_on_another_seed(role, config)
-            or self.odd.verify_gemm(role, config)
+        wrong = first_wrong(
+            [
+                self.timed.queue(role, config),
+                *self._queue_on_another_seed(role, config),
+                *self.odd.queue_gemm(role, config),
+            ]
         )
+        if wrong is None:
+            self.odd.passed_gemm(role, config)
+        return wrong
 
-    def _verify_on_another_seed(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+    def _queue_on_another_seed(self, role: Role, config: MoEKernelConfig) -> list[Queued]:
         if self.truth.topk_ids.numel() > OTHER_SEED_SLOTS:
-            return None
+            return []
+        return [self._other_problem().queue_apart(role, config)]
+
+    def _other_problem(self) -> Problem:
         if self._other is None:
             truth = kernel_truth(self.shape, self.weights, self._other_rows())
             self._other = Problem("another seed", self.shape, self.weights, truth)
-        return self._other.verify_apart(role, config)
+        return self._other
 
     def verify_layer(self, plan: LayerPlan) -> Failed | None:
         """Compare the layer on the timing inputs and on another seed, then it and its kernels on odd problems.
@@ -165,24 +173,36 @@ class OpenCount:
         rows of the same size, is right on the first alone.
         """
         assert self.odd is not None
-        return (
-            self._verify_layer_on_timing_inputs(plan)
-            or self._verify_layer_on_another_seed(plan)
-            or self.odd.verify_layer(plan)
+        wrong = first_wrong(
+            [
+                *self._queue_layer_on_timing_inputs(plan),
+                *self._queue_layer_on_another_seed(plan),
+                *self.odd.queue_layer(plan),
+            ]
         )
+        if wrong is None:
+            self.odd.passed_layer(plan)
+        return wrong
 
-    def _verify_layer_on_timing_inputs(self, plan: LayerPlan) -> Failed | None:
+    def _queue_layer_on_timing_inputs(self, plan: LayerPlan) -> list[Queued]:
         self._poison_free_memory()
-        return self._judge_layer(run_layer(self.shape, self.weights, self.truth.rows, plan), "timing inputs")
+        out = run_layer(self.shape, self.weights, self.truth.rows, plan)
+        return [self._truth_of_layer().look(out, "timing inputs")]
 
-    def _verify_layer_on_another_seed(self, plan: LayerPlan) -> Failed | None:
+    def _queue_layer_on_another_seed(self, plan: LayerPlan) -> list[Queued]:
+        rows, truth = self._other_rows_and_truth()
+        self._poison_free_memory()
+        return [truth.look(run_layer(self.shape, self.weights, rows, plan), "another seed")]
+
+    def _other_rows_and_truth(self) -> tuple[Rows, LayerTruth]:
         if self._other_layer is None:
-            rows = self._other_rows()
-            self._other_layer = rows, layer_truth(self.shape, self.weights, rows)
-        rows, want = self._other_layer
-        self._poison_free_memory()
-        problem = why_layer_differs(run_layer(self.shape, self.weights, rows, plan), want, self.shape.format)
-        return None if problem is None else Failed(FailureKind.WRONG, f"layer: another seed: {problem}")
+            if self.truth.topk_ids.numel() > OTHER_SEED_SLOTS:
+                truth = kernel_truth(self.shape, self.weights, self._other_rows())
+            else:
+                truth = self._other_problem().truth  # its kernels' truth is there, or soon needed
+            rows = Rows(truth.rows.x.clone(), truth.rows.logits)  # no kernel that is verified may write to these
+            self._other_layer = rows, self._layer_truth_of(truth)
+        return self._other_layer
 
     def _other_rows(self) -> Rows:
         device, seed = self.truth.rows.x.device, self.seed + OTHER_SEED_OFFSET
@@ -205,11 +225,12 @@ class OpenCount:
         return self._burst(role, config)
 
     def _judge_timed(self, role: Role) -> Failed | None:
-        return self.timed.judge(role, "after timing")
+        return first_wrong([self.timed.look(role, "after timing")])
 
     def _burst(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        for launches in BURST[: self._burst_groups(role)]:
-            wrong = self.timed.verify(role, config, launches)
+        groups = BURST[: self._burst_groups(role)]
+        found = verdicts([self.timed.queue_group(role, config, launches) for launches in groups])
+        for launches, wrong in zip(groups, found, strict=True):
             if wrong is not None:
                 return Failed(wrong.kind, f"{wrong.reason} (in a burst of {launches} launches after timing)")
         return None
@@ -224,12 +245,15 @@ class OpenCount:
         )
         return sum(total <= launches for total in itertools.accumulate(BURST))
 
-    def recheck_layer(self, out: torch.Tensor) -> Failed | None:
-        """Compare what the last timed replay of a layer left in ``out`` [T, H]."""
-        return self._judge_layer(out, "after timing")
+    def recheck_layers(self, outs: Sequence[torch.Tensor]) -> list[Failed | None]:
+        """Compare what the last timed replay of each layer left, [T, H] each."""
+        return verdicts([self._truth_of_layer().look(out, "after timing") for out in outs])
 
-    def _judge_layer(self, out: torch.Tensor, found_by: str) -> Failed | None:
-        if self._layer_want is None:
-            self._layer_want = combine_reference(self.truth.y, self.truth.topk_ids, self.shape.local_experts)
-        problem = why_layer_differs(out, self._layer_want, self.shape.format)
-        return None if problem is None else Failed(FailureKind.WRONG, f"layer: {found_by}: {problem}")
+    def _truth_of_layer(self) -> LayerTruth:
+        if self._layer_truth is None:
+            self._layer_truth = self._layer_truth_of(self.truth)
+        return self._layer_truth
+
+    def _layer_truth_of(self, truth: KernelTruth) -> LayerTruth:
+        want = combine_reference(truth.y, truth.topk_ids, self.shape.local_experts)
+        return LayerTruth(want, self.shape.format)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from moetune.measure.compare import why_gemm_differs
+from moetune.measure.compare import Reference, gemm_limit, is_match, why_gemm_differs
 from moetune.measure.guarded import GuardedRows
 from moetune.measure.inputs import ExpertWeights, KernelTruth, Rows, slot_order
+from moetune.measure.verdict import Queued
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.down.launch import DownOperands, down_calls
@@ -52,6 +54,10 @@ class Problem:
             Role.GATE_UP: torch.arange(self.truth.routed, slots, device=x.device),
             Role.DOWN: (~routed).nonzero().flatten(),
         }
+        self._is_whole = self.truth.routed == slots
+        y = self.truth.y if self._is_whole else self.truth.y[self.truth.slots]
+        self._references = {Role.GATE_UP: Reference(self.truth.h), Role.DOWN: Reference(y)}
+        self._before: torch.Tensor | None = None
 
     @property
     def h(self) -> torch.Tensor:
@@ -67,6 +73,7 @@ class Problem:
         """Return the slot order at one ``block_m``, made on first use."""
         if block_m not in self._orders:
             self._orders[block_m] = slot_order(self.shape, self.truth.topk_ids, block_m)
+            self._before = None
         return self._orders[block_m]
 
     def gemm(self, role: Role, config: MoEKernelConfig) -> Calls:
@@ -82,56 +89,105 @@ class Problem:
 
     def restore(self) -> bool:
         """Put back what a kernel changed of its inputs, weights aside; say whether there was anything."""
-        truth = self.truth
-        kept = [
-            (truth.rows.x, self._x),
-            (truth.topk_weights, self._topk_weights),
-            (truth.h_in[: truth.routed], truth.h.to(truth.h_in.dtype)),
-            *((order.slots[: truth.routed], truth.slots.to(order.slots.dtype)) for order in self._orders.values()),
-        ]
-        differ = torch.stack([_bits_differ(now, before) for now, before in kept]).tolist()
+        kept = self._inputs()
+        differ = torch.stack([(_bits(now) != _bits(before)).any() for now, before in kept]).tolist()
         for (now, before), differs in zip(kept, differ, strict=True):
             if differs:
                 now.copy_(before)
         return any(differ)
 
+    def _inputs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return every input but the weights beside what it held at first."""
+        truth = self.truth
+        return [
+            (truth.rows.x, self._x),
+            (truth.topk_weights, self._topk_weights),
+            (truth.h_in[: truth.routed], truth.h.to(truth.h_in.dtype)),
+            *((order.slots[: truth.routed], truth.slots.to(order.slots.dtype)) for order in self._orders.values()),
+        ]
+
+    def _are_inputs_changed(self) -> torch.Tensor:
+        """Return on the device whether :meth:`restore` would find anything."""
+        truth = self.truth
+        if self._before is None:
+            self._before = torch.cat([_bits(before) for _, before in self._inputs()])
+        slots = [order.slots[: truth.routed] for order in self._orders.values()]
+        now = [truth.rows.x, truth.topk_weights, truth.h_in[: truth.routed], *slots]
+        return (torch.cat([_bits(one) for one in now]) != self._before).any()
+
     def poison(self, role: Role) -> None:
         """Fill one GEMM's output and the bands around it with NaN."""
         self._outputs[role].poison()
 
-    def verify(self, role: Role, config: MoEKernelConfig, launches: int = 1) -> Failed | None:
-        """Launch over NaN, back to back where ``launches`` is more than one, and judge what the last one left."""
+    def queue(self, role: Role, config: MoEKernelConfig, launches: int = 1) -> Queued:
+        """Launch over NaN, back to back where ``launches`` is more than one, and queue a look at what the last one left.
+
+        Launch nothing else into this problem before the verdict was read.
+        """
+        self._launch(role, config, launches)
+        return self.look(role, self.name)
+
+    def queue_apart(self, role: Role, config: MoEKernelConfig) -> Queued:
+        """Do the same on inputs of a problem that is small: a kernel that writes to them is wrong, and they are put back."""
+        left = self.queue(role, config)
+
+        def judge(values: Sequence[float]) -> Failed | None:
+            *numbers, are_inputs_changed = values
+            wrong = left.judge(numbers)
+            if are_inputs_changed and self.restore() and wrong is None:
+                return Failed(FailureKind.WRONG, f"{role.value}: {self.name}: wrote to its inputs")
+            return wrong
+
+        return Queued(torch.cat([left.numbers, self._are_inputs_changed()[None]]), judge)
+
+    def queue_group(self, role: Role, config: MoEKernelConfig, launches: int) -> Queued:
+        """Queue launches as :meth:`queue` does, with a copy of what they left: the next group may follow at once."""
+        left, output = self.queue(role, config, launches), self._outputs[role]
+        copied = output.copy()
+
+        def judge(numbers: Sequence[float]) -> Failed | None:
+            if not self._is_right(numbers):
+                output.hold(copied)
+            return left.judge(numbers)
+
+        return Queued(left.numbers, judge)
+
+    def look(self, role: Role, found_by: str) -> Queued:
+        """Queue a look at what one GEMM's output holds now; its verdict, where it is not right, is :meth:`judge`'s."""
+        found = self._references[role].numbers(self._rows(role), gemm_limit(self.shape.format))
+        written = self._outputs[role].is_written(self._unused[role])
+
+        def judge(numbers: Sequence[float]) -> Failed | None:
+            return None if self._is_right(numbers) else self.judge(role, found_by)
+
+        return Queued(torch.cat([found, written[None]]), judge)
+
+    def _is_right(self, numbers: Sequence[float]) -> bool:
+        *found, is_written = numbers
+        return is_match(found, gemm_limit(self.shape.format)) and not is_written
+
+    def judge(self, role: Role, found_by: str) -> Failed | None:
+        """Compare what one GEMM's output holds now: every routed row with float32, everything else with the poison."""
+        want = self._references[role].want
+        differs = why_gemm_differs(self._rows(role), want, self.shape.format)
+        problem = differs or self._outputs[role].why_written(self._unused[role])
+        return None if problem is None else Failed(FailureKind.WRONG, f"{role.value}: {found_by}: {problem}")
+
+    def _launch(self, role: Role, config: MoEKernelConfig, launches: int) -> None:
         calls = self.gemm(role, config)
         self.poison(role)
         for _ in range(launches):
             launch_all(calls)
-        return self.judge(role, self.name)
 
-    def verify_apart(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Do the same on inputs of a problem that is small: a kernel that writes to them is wrong, and they are put back."""
-        wrong = self.verify(role, config)
-        if self.restore() and wrong is None:
-            return Failed(FailureKind.WRONG, f"{role.value}: {self.name}: wrote to its inputs")
-        return wrong
-
-    def judge(self, role: Role, found_by: str) -> Failed | None:
-        """Compare what one GEMM's output holds now: every routed row with float32, everything else with the poison."""
-        problem = self._why_differs(role) or self._outputs[role].why_written(self._unused[role])
-        return None if problem is None else Failed(FailureKind.WRONG, f"{role.value}: {found_by}: {problem}")
-
-    def _why_differs(self, role: Role) -> str | None:
-        truth = self.truth
+    def _rows(self, role: Role) -> torch.Tensor:
+        """Return the routed rows of one GEMM's output."""
         if role is Role.GATE_UP:
-            got, want = self.h[: truth.routed], truth.h
-        elif truth.routed == len(self.y):
-            got, want = self.y, truth.y
-        else:
-            got, want = self.y[truth.slots], truth.y[truth.slots]
-        return why_gemm_differs(got, want, self.shape.format)
+            return self.h[: self.truth.routed]
+        return self.y if self._is_whole else self.y[self.truth.slots]
 
 
-def _bits_differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return (one.view(torch.uint8) != other.view(torch.uint8)).any()  # NaN differs from itself, its bits do not
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int16).flatten()  # NaN differs from itself, its bits do not
 
 
 def run_layer(shape: MoEShape, weights: ExpertWeights, rows: Rows, plan: LayerPlan) -> torch.Tensor:

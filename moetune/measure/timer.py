@@ -57,11 +57,19 @@ class Timer:
         read_bytes = max(FLUSH_READ_L2S * l2_bytes, MIN_FLUSH_READ_BYTES)
         self._written = torch.empty(FLUSH_WRITE_BYTES // 4, dtype=torch.float32, device=device)
         self._read = torch.zeros(read_bytes // 4, dtype=torch.float32, device=device)
+        self._sum = torch.empty((), dtype=torch.float32, device=device)
+        self._events: list[torch.cuda.Event] = []
+        self._busy_ms = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds from the first flush to the end of the last launch, over all rounds so far, by the GPU's clock."""
+        return self._busy_ms / 1e3
 
     def cool(self) -> None:
         """Queue the flush: afterwards the L2 holds clean lines that no kernel needs."""
         self._written.zero_()
-        self._read.sum()
+        torch.sum(self._read, dim=0, out=self._sum)
 
     def once(self, launch: Launch) -> float:
         """Return the time of one launch in microseconds, without a warm-up."""
@@ -95,21 +103,30 @@ class Timer:
         Raises:
             DeviceHungError: the GPU did not finish within the limit.
         """
+        stream, events = torch.cuda.current_stream(), self._some_events(2 * count * len(launches) + 2)
+        begin, last = next(events), next(events)
         marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in launches]
-        last = torch.cuda.Event()
+        begin.record(stream)
         for turn in range(count):
             for index in round_order(len(launches), turn):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start, end = next(events), next(events)
                 self.cool()
-                start.record()
+                start.record(stream)
                 launches[index]()
-                end.record()
+                end.record(stream)
                 marks[index].append((start, end))
                 if turn == count - 1:
                     after_last(index)
-        last.record()
+        last.record(stream)
         wait(last, meanwhile=meanwhile)
+        self._busy_ms += begin.elapsed_time(last)
         return [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in marks]
+
+    def _some_events(self, count: int) -> Iterator[torch.cuda.Event]:
+        """Return events that nothing waits for any more; each is made once and recorded again and again."""
+        missing = count - len(self._events)
+        self._events += [torch.cuda.Event(enable_timing=True) for _ in range(missing)]
+        return iter(self._events)
 
 
 def wait(event: torch.cuda.Event, limit_s: float = WAIT_LIMIT_S, meanwhile: Callable[[], object] | None = None) -> None:
@@ -142,7 +159,7 @@ def finish(limit_s: float = WAIT_LIMIT_S) -> None:
     wait(event, limit_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Replay:
     """One captured layer: call it to replay it.
 
@@ -151,10 +168,12 @@ class Replay:
         output: what was returned during the capture. It holds what a replay wrote until another graph of the pool is
             replayed: while this reference lives no graph captured later gets its memory, but one captured earlier may
             have used it for tensors that it was done with.
+        free: frees the graph; its memory goes back to the pool when ``output`` is gone too.
     """
 
     replay: Launch
     output: Any
+    free: Launch = lambda: None
 
     def __call__(self) -> None:
         """Queue one replay."""
@@ -171,7 +190,7 @@ class CapturedLayers:
 
     stream: torch.cuda.Stream
     pool: Any = field(default_factory=torch.cuda.graph_pool_handle)  # torch names its type in private
-    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list[torch.cuda.CUDAGraph])
+    replays: list[Replay] = field(default_factory=list[Replay])
 
     def capture(self, run: Launch) -> Replay:
         """Run once eagerly, then capture ``run`` and return its replay, which keeps what ``run`` returned.
@@ -185,14 +204,21 @@ class CapturedLayers:
         with torch.cuda.stream(self.stream), no_garbage_collection():
             output = _capture(graph, self.pool, run)
         torch.cuda.current_stream().wait_stream(self.stream)
-        self.graphs.append(graph)
-        return Replay(graph.replay, output)
+        replay = Replay(graph.replay, output, graph.reset)
+        self.replays.append(replay)
+        return replay
+
+    def drop(self, replay: Replay) -> None:
+        """Free one graph; another must live on, because torch cannot take up a pool again that has none."""
+        assert len(self.replays) > 1, "close the last graph of a pool with it"
+        self.replays.remove(replay)
+        replay.free()
 
     def close(self) -> None:
         """Free the graphs and their memory."""
-        for graph in self.graphs:
-            graph.reset()
-        self.graphs.clear()
+        for replay in self.replays:
+            replay.free()
+        self.replays.clear()
 
 
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any, run: Launch) -> object:

@@ -73,6 +73,21 @@ def test_layers_are_verified_and_timed_against_each_other(opened):
         assert outcome.spread_us < outcome.median_us
 
 
+def test_graphs_stay_from_heat_to_heat_and_leave_no_memory_behind(opened):
+    import torch
+
+    def heats():
+        for plans in (PLANS, PLANS[:1], PLANS, PLANS[1:]):
+            assert all(isinstance(outcome, Measured) for outcome in opened.time_layers(plans, 2))
+        return torch.cuda.memory_allocated()
+
+    before = heats()
+    assert all(heats() == before for _ in range(3))
+    assert opened.open(64) is None
+    assert opened.open(64) is None
+    assert torch.cuda.memory_allocated() < before + (64 << 20)
+
+
 def test_layers_are_timed_where_fewer_and_where_more_experts_are_touched(backend):
     assert backend.open(1) is None
     assert not backend.time_rerouted(PLANS, 4)  # one token touches as many experts however it is routed
@@ -112,6 +127,15 @@ def test_a_config_over_the_shared_memory_fails_alone(opened):
     assert isinstance(failed, Failed)
     assert failed.kind is FailureKind.RESOURCES
     assert isinstance(opened.time_kernel(Role.GATE_UP, SMALL, 3), Measured)
+
+
+def test_the_gpu_was_busy_for_most_of_a_timed_kernel(backend):
+    assert backend.open(64) is None
+    busy_s, asked_s = backend.busy(), backend.asked()
+    outcome = backend.time_kernel(Role.GATE_UP, SMALL, 25)
+    busy_s, asked_s = backend.busy() - busy_s, backend.asked() - asked_s
+    assert 25 * outcome.median_us * 1e-6 < busy_s < asked_s
+    assert busy_s > 0.5 * asked_s
 
 
 def test_cold_times_are_steady_within_a_few_percent(backend):

@@ -163,6 +163,7 @@ def test_a_layer_is_compared_with_what_its_last_replay_left(backend, monkeypatch
     right = problem.moe_from_logits
     assert backend.verify_layer(plan) is None
     assert isinstance(backend.time_layers([plan, plan], 6)[1], Measured)
+    assert backend.open(100) is None  # graphs stay from heat to heat of a count
     monkeypatch.setattr(problem, "moe_from_logits", lambda *args: right(*args) * 1.1)
     wrong, _ = backend.time_layers([plan, plan], 6)
     assert wrong.kind is FailureKind.WRONG

@@ -200,4 +200,5 @@ def layer_verdict(count):
     run = count.layer(PLAN)
     for _ in range(TIMED_REPLAYS):
         out = run()
-    return count.recheck_layer(out)
+    (wrong,) = count.recheck_layers([out])
+    return wrong

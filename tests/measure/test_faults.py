@@ -6,6 +6,7 @@ import pytest
 
 from moetune.errors import RunError
 from moetune.measure import cuda, faults
+from moetune.measure.stopwatch import Stopwatch
 from moetune.measure.timer import DeviceHungError
 from moetune.outcome import Failed, FailureKind
 
@@ -42,6 +43,8 @@ def backend(monkeypatch):
     monkeypatch.setattr(cuda, "finish", lambda: None)
     backend = object.__new__(cuda.CudaBackend)
     backend._lost = backend._side_stream = None
+    backend._graphs = backend._new_graphs()
+    backend.stopwatch = Stopwatch()
     return backend
 
 

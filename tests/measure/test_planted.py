@@ -13,6 +13,7 @@ from moetune.measure.guarded import GuardedRows
 from moetune.measure.odd import OddProblems, odd_cases
 from moetune.measure.open_count import OpenCount
 from moetune.measure.problem import Problem
+from moetune.measure.verdict import Queued, first_wrong
 from moetune.outcome import FailureKind
 from moetune_kernels.config import Role
 from moetune_kernels.route import route_reference
@@ -37,7 +38,7 @@ def planted(monkeypatch, fault, role):
     """Plant a fault in one GEMM, after a right kernel has left its answers in the same memory."""
     count = opened(ALL_TOUCHED)
     Planted(Right()).install(monkeypatch)
-    assert count.timed.verify(role, CONFIG) is None
+    assert first_wrong([count.timed.queue(role, CONFIG)]) is None
     return count, Planted(fault, (role,)).install(monkeypatch)
 
 
@@ -117,6 +118,10 @@ def nothing(*_args, **_named):
     return None
 
 
+def nothing_queued(*_args, **_named):
+    return []
+
+
 def without_case(name):
     def take(monkeypatch):
         whole = OddProblems.problems
@@ -139,17 +144,17 @@ def without(owner, name, instead=nothing):
 
 def without_the_timing_inputs(monkeypatch):
     """Without the comparison before timing; the one after it and the bursts stay."""
-    whole, met = Problem.verify, []
+    whole, met = Problem.queue, []
 
-    def verify(self, role, config, launches=1):
+    def queue(self, role, config, launches=1):
         if self.name == "timing inputs" and not met:
             met.append(self)
             for call in self.gemm(role, config):
                 call.launch()
-            return None
+            return Queued(torch.zeros(1), nothing)
         return whole(self, role, config, launches)
 
-    monkeypatch.setattr(Problem, "verify", verify)
+    monkeypatch.setattr(Problem, "queue", queue)
 
 
 def without_bands(place):
@@ -173,14 +178,14 @@ CHECKS = {
     "poison": (without(GuardedRows, "poison"), kinds.LeavesRowsOut),
     "closer limit of one GEMM": (without(compare, "GEMM_SHARE", {}), kinds.SumsIn16Bits),
     "single elements": (
-        without(compare, "worst_element", lambda got, want, limit: torch.tensor(-1.0)),
+        without(compare, "worst_element", lambda got, want, limit, of_rows: torch.tensor(-1.0)),
         kinds.HasOneElementOff,
     ),
     "band before": (without_bands("before its first row"), kinds.WritesARowBefore),
     "band after": (without_bands("past its last row"), kinds.WritesARowPast),
     "rows not routed": (without_bands("not routed"), kinds.WritesRowsThatAreNotRouted),
     "inputs": (without(Problem, "restore"), kinds.WritesToInputsThatItDoesNotUse),
-    "another seed": (without(OpenCount, "_verify_on_another_seed"), kinds.AnswersBySize),
+    "another seed": (without(OpenCount, "_queue_on_another_seed", nothing_queued), kinds.AnswersBySize),
     "after timing": (without(OpenCount, "_judge_timed"), kinds.RacesWhenCold),
     "burst": (without(OpenCount, "_burst"), kinds.RacesBackToBack),
 }
@@ -196,11 +201,17 @@ CASES = {
 MUTATIONS = CHECKS | {name: (without_case(name), fault) for name, fault in CASES.items()}
 LAYER_MUTATIONS = {
     "timing inputs": (
-        without(OpenCount, "_verify_layer_on_timing_inputs"),
+        without(OpenCount, "_queue_layer_on_timing_inputs", nothing_queued),
         "returns the output of the previous input",
     ),
-    "another seed": (without(OpenCount, "_verify_layer_on_another_seed"), "knows the rows that are timed"),
-    "after timing": (without(OpenCount, "recheck_layer"), "is wrong from its 20th replay on"),
+    "another seed": (
+        without(OpenCount, "_queue_layer_on_another_seed", nothing_queued),
+        "knows the rows that are timed",
+    ),
+    "after timing": (
+        without(OpenCount, "recheck_layers", lambda self, outs: [None] * len(outs)),
+        "is wrong from its 20th replay on",
+    ),
     "all tokens to the same experts": (
         without_layer_case("all tokens to the same experts"),
         "is wrong when all tokens go the same way",
@@ -254,7 +265,7 @@ def test_without_a_check_a_planted_layer_passes(monkeypatch, check):
 def test_without_the_kernels_own_problems_a_layer_with_a_wrong_kernel_passes(monkeypatch):
     Planted(kinds.WrongForOneToken()).install(monkeypatch)
     assert layer_verdict(opened(ALL_TOUCHED)) is not None
-    monkeypatch.setattr(OddProblems, "verify_gemm", nothing)
+    monkeypatch.setattr(OddProblems, "queue_gemm", nothing_queued)
     assert layer_verdict(opened(ALL_TOUCHED)) is None
 
 

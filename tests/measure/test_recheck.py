@@ -11,6 +11,7 @@ import torch
 from moetune.measure import cuda, open_count, problem
 from moetune.measure.clocks import Clocks, ClockWatch
 from moetune.measure.open_count import OpenCount
+from moetune.measure.stopwatch import Stopwatch
 from moetune.measure.timer import Replay, Sample
 from moetune.outcome import Failed, FailureKind, Figure, Measured
 from moetune_kernels.config import Role
@@ -27,19 +28,24 @@ class Graphs:
     """Captures by running once; a replay writes to the memory of the capture, as a graph's does."""
 
     def __init__(self, stream):
-        self.open = True
+        self.live = []
 
     def capture(self, run):
         out = run()
 
         def replay():
-            assert self.open
+            assert any(one.output is out for one in self.live)
             out.copy_(run())
 
-        return Replay(replay, out)
+        self.live.append(Replay(replay, out))
+        return self.live[-1]
+
+    def drop(self, replay):
+        assert len(self.live) > 1
+        self.live = [one for one in self.live if one is not replay]
 
     def close(self):
-        self.open = False
+        self.live = []
 
 
 class OnePool(Graphs):
@@ -58,7 +64,8 @@ class OnePool(Graphs):
                 output.fill_(7.0)
             alone()
 
-        return Replay(replay, alone.output)
+        self.live[-1] = Replay(replay, alone.output)
+        return self.live[-1]
 
 
 class Timer:
@@ -83,6 +90,8 @@ def backend(monkeypatch):
     monkeypatch.setattr(cuda, "CapturedLayers", Graphs)
     backend = object.__new__(cuda.CudaBackend)
     backend._lost = backend._side_stream = None
+    backend._graphs = backend._new_graphs()
+    backend.stopwatch = Stopwatch()
     backend._shape, backend._timer, backend._open = ALL_TOUCHED[0], Timer(), opened(ALL_TOUCHED)
     backend._watch = ClockWatch(Clocks(None))  # of no GPU: every reading is empty
     backend._instructions = lambda role, config: None
@@ -129,6 +138,35 @@ def test_what_was_captured_is_no_answer_of_a_replay(backend, monkeypatch):
     monkeypatch.setattr(Graphs, "capture", lambda self, run: Replay(lambda: None, run()))
     (idle,) = backend.time_layers([PLAN], 6)
     assert "16 of 16 rows are not finite" in idle.reason
+
+
+def test_a_plan_is_captured_once_per_token_count_and_one_that_left_a_heat_is_freed(backend, monkeypatch):
+    layers(monkeypatch, lambda out: out)
+    captured, pools = [], []
+
+    class Counted(Graphs):
+        def __init__(self, stream):
+            super().__init__(stream)
+            pools.append(self)
+
+        def capture(self, run):
+            captured.append(run)
+            return super().capture(run)
+
+    monkeypatch.setattr(cuda, "CapturedLayers", Counted)
+    third = LayerPlan(gate_up=OTHER.gate_up, down=OTHER.gate_up)
+    for plans, captures, alive in (
+        ([PLAN, OTHER], 2, 2),
+        ([PLAN, OTHER], 2, 2),
+        ([OTHER], 2, 1),
+        ([PLAN, OTHER], 3, 2),
+    ):
+        assert all(isinstance(outcome, Measured) for outcome in backend.time_layers(plans, 2))
+        assert (len(captured), [len(pool.live) for pool in pools]) == (captures, [alive])
+    assert isinstance(backend.time_layers([third], 2)[0], Measured)
+    assert [len(pool.live) for pool in pools] == [0, 1]  # a pool whose last graph is gone is not used again
+    backend.time_rerouted([PLAN], 2)
+    assert not any(pool.live for pool in pools)
 
 
 def test_other_routings_are_timed_though_no_truth_of_theirs_is_known(backend, monkeypatch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import pytest
+import torch
 
 from moetune.measure import timer
 
@@ -68,3 +70,72 @@ def test_something_else_is_done_meanwhile_at_least_once_and_as_long_as_it_takes(
     calls = []
     timer.wait(DoneAfter(looks), meanwhile=lambda: calls.append(1))
     assert len(calls) == at_least
+
+
+class Gpu:
+    """A GPU with one stream: a flush takes 200 us, a launch what it says; an event holds the time of its last record."""
+
+    def __init__(self, monkeypatch):
+        self.now_us, self.made, self.written = 0.0, 0, []
+        gpu = self
+
+        class Event:
+            def __init__(self, *, enable_timing=False):
+                assert enable_timing
+                gpu.made += 1
+                self.at_us = None
+
+            def record(self, stream):
+                assert stream == "stream"
+                self.at_us = gpu.now_us
+
+            def query(self):
+                return True
+
+            def elapsed_time(self, end):
+                return (end.at_us - self.at_us) / 1e3
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
+        monkeypatch.setattr(timer.Timer, "cool", lambda _: self.launch(200.0)())
+        monkeypatch.setattr(timer, "FLUSH_WRITE_BYTES", 4096)
+
+    def launch(self, us):
+        def run():
+            self.now_us += us
+
+        return run
+
+
+def test_each_launch_has_its_own_times_and_the_gpu_was_busy_from_the_first_flush_to_the_last_launch(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    clock = timer.Timer(torch.device("cpu"), 1 << 20)
+    places = []
+    rounds = clock.rounds([gpu.launch(10.0), gpu.launch(30.0)], 4, after_last=places.append)
+    assert rounds == [pytest.approx([10.0] * 4), pytest.approx([30.0] * 4)]
+    assert places == [0, 1]
+    assert clock.busy_s == pytest.approx((8 * 200.0 + 4 * 40.0) / 1e6)
+    gpu.launch(5000.0)()  # whatever else ran in between is not the timer's
+    assert clock.sample(gpu.launch(10.0), 3).median_us == pytest.approx(10.0)
+    assert clock.busy_s == pytest.approx((11 * 200.0 + 4 * 40.0 + 30.0) / 1e6)
+
+
+def test_events_are_made_once(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    clock = timer.Timer(torch.device("cpu"), 1 << 20)
+    for launches, count in itertools.product((1, 3), (2, 5)):
+        times = clock.rounds([gpu.launch(10.0 * (place + 1)) for place in range(launches)], count)
+        assert times == [pytest.approx([10.0 * (place + 1)] * count) for place in range(launches)]
+    assert gpu.made == 2 * 3 * 5 + 2
+
+
+def test_a_flush_writes_its_buffer_and_reads_all_of_the_other_one(monkeypatch):
+    monkeypatch.setattr(timer, "FLUSH_WRITE_BYTES", 4096)
+    monkeypatch.setattr(timer, "MIN_FLUSH_READ_BYTES", 1 << 12)
+    clock = timer.Timer(torch.device("cpu"), 1 << 13)
+    assert clock._read.numel() * 4 == 2 << 13
+    clock._written.fill_(1.0)
+    clock._read.fill_(1.0)
+    clock.cool()
+    assert not clock._written.any()
+    assert float(clock._sum) == clock._read.numel()

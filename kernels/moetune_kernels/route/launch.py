@@ -8,13 +8,17 @@ from moetune_kernels.errors import ShapeError, shown
 from moetune_kernels.kernel_call import KernelCall, launch_all
 from moetune_kernels.launch_context import check_device, check_tensor, launching_on
 from moetune_kernels.permute.order import SlotOrder
-from moetune_kernels.route.kernel import route_kernel, route_order_kernel
+from moetune_kernels.route.kernel import route_kernel, route_order_kernel, select_experts
 from moetune_kernels.shape import MAX_EXPERTS, MAX_TOP_K
 
 ORDER_SLOTS = 64  # up to here one program compares all pairs of slots; at 256 pairs spill
 FEW_TOKENS = 256  # up to here a program is one warp, so that every token can have a scheduler of its own
 _TILE = 256  # logits of one warp: 8 per thread
 _COMPARED = 2048  # slots x experts that one warp compares: 64 per thread
+
+# Triton 3.6 hashes a kernel with the constants of the functions that it calls, but only of those that were hashed before:
+# whichever of both kernels a process launches first would get another hash than in the next process, and miss its cache.
+_ = getattr(select_experts, "cache_key", None)  # the interpreter hashes nothing
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
