@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from moetune.measure.compiler import KernelJob
 from moetune.models.roofline import total_experts
 from moetune_kernels.combine.launch import combine_calls
 from moetune_kernels.config import MoEKernelConfig, Role
-from moetune_kernels.device import DeviceInfo
 from moetune_kernels.down.launch import DownOperands, down_calls
 from moetune_kernels.fused_moe.routing import routing_calls
 from moetune_kernels.gate_up.launch import gate_up_calls
 from moetune_kernels.kernel_call import KernelCall
 from moetune_kernels.permute.order import SlotOrder
-from moetune_kernels.route.launch import ORDER_SLOTS
 from moetune_kernels.shape import MoEShape, WeightFormat
 
-# Imported once by the process that compiles; every op's kernels come along.
-PRELOAD = (
-    "moetune.measure.calls",
-    "moetune_kernels.route.launch",
-    "moetune_kernels.permute.launch",
-    "moetune_kernels.gate_up.launch",
-    "moetune_kernels.down.launch",
-    "moetune_kernels.combine.launch",
-)
 COMPILE_TOKENS = 64  # any count: kernels are not specialised on it
-MIN_WARP_TILE = 16 * 8  # outputs of one mma.sync; a tile with fewer per warp repeats work across warps
 DTYPES = {WeightFormat.BF16: torch.bfloat16, WeightFormat.FP16: torch.float16}
-
-
-def gemm_job(role: Role, config: MoEKernelConfig, shape: MoEShape, device: DeviceInfo) -> KernelJob:
-    """Return the job that compiles one grouped GEMM of ``shape`` for ``device``."""
-    ceiling = device.smem_limit if config.smem_size is None else min(config.smem_size, device.smem_limit)
-    matrices = 2 if role is Role.GATE_UP else 1
-    outputs = config.block_m * config.block_n // config.num_warps
-    macs = float(matrices * outputs * config.block_k) if outputs >= MIN_WARP_TILE else None
-    return KernelJob(
-        build=gemm_calls, args=(role, config, shape), device=device, smem_ceiling=ceiling, macs_per_step=macs
-    )
 
 
 def gemm_calls(role: Role, config: MoEKernelConfig, shape: MoEShape) -> tuple[KernelCall, ...]:
@@ -55,17 +31,6 @@ def gemm_calls(role: Role, config: MoEKernelConfig, shape: MoEShape) -> tuple[Ke
     weights = torch.empty((COMPILE_TOKENS, shape.top_k), dtype=torch.float32, device="meta")
     y = torch.empty((slots, shape.hidden), dtype=dtype, device="meta")
     return down_calls(DownOperands(h, w2, weights, y), order, config)
-
-
-def small_jobs(shape: MoEShape, block_sizes: tuple[int, ...], device: DeviceInfo) -> list[KernelJob]:
-    """Return the jobs that compile route, permute and combine, so that no timed layer waits for a compiler."""
-    few = [1 << power for power in range(ORDER_SLOTS.bit_length()) if (1 << power) * shape.top_k <= ORDER_SLOTS]
-    many = (ORDER_SLOTS + 1, 1 << 16)  # permute in one launch, and in three
-    return [
-        KernelJob(build=small_calls, args=(tokens, block_m, shape), device=device, smem_ceiling=device.smem_limit)
-        for block_m in block_sizes
-        for tokens in (*few, *many)
-    ]
 
 
 def small_calls(tokens: int, block_m: int, shape: MoEShape) -> tuple[KernelCall, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from moetune.measure.calls import PRELOAD, gemm_job, small_jobs
 from moetune.measure.compiler import CompilePool, KernelJob
+from moetune.measure.kernel_jobs import PRELOAD, gemm_job, small_jobs
 from moetune.outcome import Compiled, Failed
 from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
