@@ -298,6 +298,8 @@ class CompilePool:
 
     def close(self) -> None:
         """End the process and all that it compiles; safe to call twice."""
+        if next(self._numbers) == 0:  # no job was ever sent, so it has no children, and may import for seconds yet
+            self._process.kill()
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
