@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 
-from moetune.measure.calls import PRELOAD, gemm_job
 from moetune.measure.compiler import CompilePool
+from moetune.measure.kernel_jobs import PRELOAD, gemm_job
 from moetune.outcome import Compiled
 from moetune.space import candidates
 from moetune_kernels.config import Role

@@ -18,12 +18,16 @@ from moetune.engine.entries import with_ranges
 from moetune.engine.events import Emit, Event, GpuAwaited, SweepStarted, TokenFailed, Warned
 from moetune.engine.held_down import HeldDown
 from moetune.engine.request import SweepRequest, SweepResult
-from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
+from moetune.engine.schedule import POLISH_SHARE, affordable_kernels, order
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
 from moetune.measure.card import troubles, why_refused
+from moetune.measure.gpu_device import driver_device
+from moetune.measure.gpu_device import gpu_is_there as _gpu_is_there
 from moetune.measure.gpu_lock import locked
+from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.gpu_name import Gpu, gpu_of
+from moetune.measure.isolated import IsolatedBackend, open_isolated
 from moetune.measure.replay import ReplayBackend
 from moetune.models.routing import why_not_of
 from moetune.outcome import ClockSpan, Trial
@@ -85,10 +89,12 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
     request = _checked(request)
     if not _gpu_is_there():
         return _run_closing(_replay_bed(request), request, budget, on_event)
-    gpu = gpu_of(request.device_index)
-    with locked(gpu, lock_dirs(), *_lock_words(gpu, on_event)) as waited_s:
-        budget.total_s += waited_s  # what another sweep took is no part of this one's budget
-        return _run_closing(replace(_gpu_bed(request), gpu=gpu.uuid), request, budget, on_event)
+    with closing(_gpu_backend(request)) as backend:  # its processes import for seconds, so they begin with that first
+        gpu = gpu_of(request.device_index)
+        # Closed here too: nothing of this sweep may be on the GPU when another one gets the lock.
+        with locked(gpu, lock_dirs(), *_lock_words(gpu, on_event)) as waited_s, closing(backend):
+            budget.total_s += waited_s  # what another sweep took is no part of this one's budget
+            return _run(replace(_gpu_bed(backend, request), gpu=gpu.uuid), request, budget, on_event)
 
 
 def _lock_words(gpu: Gpu, on_event: Emit) -> tuple[Callable[[str], None], Callable[[str], None]]:
@@ -102,8 +108,12 @@ def _lock_words(gpu: Gpu, on_event: Emit) -> tuple[Callable[[str], None], Callab
 
 def _run_closing(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
     with closing(bed.backend):
-        _look_at_the_card(bed.backend, request, on_event)
-        return run_on(bed, request, budget, on_event)
+        return _run(bed, request, budget, on_event)
+
+
+def _run(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
+    _look_at_the_card(bed.backend, request, on_event)
+    return run_on(bed, request, budget, on_event)
 
 
 def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
@@ -155,15 +165,25 @@ def _started(bed: Bed, request: SweepRequest, known: int) -> SweepStarted:
 
 
 def _look_at_the_card(backend: Backend, request: SweepRequest, on_event: Emit) -> None:
-    """Tell of a GPU that others use or that is throttled, or refuse it: only a live backend has one."""
-    state = backend.card() if hasattr(backend, "card") else None  # pyright: ignore[reportAttributeAccessIssue]
-    if state is None:
-        return
-    reason = why_refused(state) if request.strict else None
-    if reason is not None:
-        raise MissingError(f"--strict: {reason}")
-    for trouble in troubles(state):
-        on_event(Warned(trouble))
+    """Tell of a GPU that others use or that is throttled, or refuse it: only a live backend has one.
+
+    A warning can wait until the GPU process is there, a refusal comes before anything is compiled.
+    """
+
+    def look() -> None:
+        state = backend.card() if hasattr(backend, "card") else None  # pyright: ignore[reportAttributeAccessIssue]
+        if state is None:
+            return
+        reason = why_refused(state) if request.strict else None
+        if reason is not None:
+            raise MissingError(f"--strict: {reason}")
+        for trouble in troubles(state):
+            on_event(Warned(trouble))
+
+    if request.strict or not hasattr(backend, "when_ready"):
+        look()
+    else:
+        backend.when_ready(look)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _begun(store: Store, bed: Bed, request: SweepRequest) -> Run:
@@ -187,8 +207,7 @@ def _kept(bed: Bed, table: TunedTable) -> dict[int, Entry]:
         return {}
     if _made_with(old) != _made_with(table):
         return {}
-    same_kernels = dict(old.kernels) == dict(_filled(table, bed, old.entries, bed.backend.ceilings()).kernels)
-    return dict(old.entries) if same_kernels else {}
+    return dict(old.entries) if dict(old.kernels) == _kernels_of(table, bed, old.entries) else {}
 
 
 def _made_with(table: TunedTable) -> tuple[object, ...]:
@@ -246,27 +265,21 @@ def _known(store: Store, bed: Bed, request: SweepRequest) -> dict[Key, Trial]:
 # The two backends
 
 
-def _gpu_is_there() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
-
-
-def _gpu_bed(request: SweepRequest) -> Bed:
-    from moetune.measure.gpu_messages import GpuSettings
-    from moetune.measure.isolated import open_isolated
-
+def _gpu_backend(request: SweepRequest) -> IsolatedBackend:
+    """Start the processes of a live sweep; they touch no GPU yet. A request that cannot be served starts none."""
+    device = driver_device(request.device_index)
+    if device is not None:
+        heuristic_plan(request.shape, 1, device)  # refuses a format or a device that no kernel runs
     settings = GpuSettings(
         shape=request.shape, device_index=request.device_index, seed=request.seed, routing=request.routing
     )
-    backend = open_isolated(settings)
-    try:
-        default = heuristic_plan(request.shape, 1, backend.device)  # refuses a format or a device that no kernel runs
-    except BaseException:
-        backend.close()
-        raise
+    return open_isolated(settings, device, order(request.tokens))
+
+
+def _gpu_bed(backend: IsolatedBackend, request: SweepRequest) -> Bed:
+    """Let the backend use the GPU, and say what its times depend on."""
+    backend.begin()
+    default = heuristic_plan(request.shape, 1, backend.device)
     provenance = Provenance(
         backend=backend.name,
         shape=request.shape,
@@ -379,16 +392,20 @@ def _empty_table(bed: Bed, request: SweepRequest) -> TunedTable:
 
 
 def _filled(table: TunedTable, bed: Bed, entries: Mapping[int, Entry], ceilings: Ceilings) -> TunedTable:
+    return replace(
+        table,
+        entries=entries,
+        kernels=_kernels_of(table, bed, entries),
+        ceilings={"bytes_per_s": ceilings.bytes_per_s, "flops": ceilings.flops},
+    )
+
+
+def _kernels_of(table: TunedTable, bed: Bed, entries: Mapping[int, Entry]) -> dict[str, str]:
     plans = [entry.plan for entry in entries.values()]
     kernels = dict(table.kernels)
     if plans and source_sha256(_all_structures(plans[0])) == bed.provenance.kernels_sha256:
         kernels["source_sha256"] = source_sha256(plans)  # else the kernels changed since the recording: keep its hash
-    return replace(
-        table,
-        entries=entries,
-        kernels=kernels,
-        ceilings={"bytes_per_s": ceilings.bytes_per_s, "flops": ceilings.flops},
-    )
+    return kernels
 
 
 def _record(store: Store, bed: Bed, request: SweepRequest, table: TunedTable) -> None:

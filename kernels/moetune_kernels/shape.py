@@ -15,6 +15,7 @@ from moetune_kernels.errors import ShapeError, shown
 
 MAX_EXPERTS = 1024  # the router holds one row of logits in registers
 MAX_TOP_K = 16
+ORDER_SLOTS = 64  # up to here the router's one program compares all pairs of slots; at 256 pairs spill
 MAX_TOKENS = 131_072
 MAX_EXPERT_WEIGHTS = (1 << 31) - 1  # of one H x I matrix: kernels count inside it in 32 bits, between experts in 64
 MAX_DIMENSION = 1 << 20  # far above any published model; keeps a hostile table from overflowing int32 sizes

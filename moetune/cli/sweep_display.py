@@ -26,7 +26,6 @@ from moetune.engine.events import (
     TokenRefused,
     Warned,
 )
-from moetune.engine.ladder import WORTH_AN_ENTRY
 from moetune_kernels.table import UNIFORM, span_text
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _afterwards(event: GapProbed | CountersStarted) -> str | None:
     """Return the line about what follows the last token count."""
     if isinstance(event, CountersStarted):
         return f"reading hardware counters of {event.entries} winners"
-    if event.loss <= WORTH_AN_ENTRY:
+    if not event.is_tuned:
         return None
     said = f"{span_text(event.tokens, event.tokens)}: {event.loss:.1%} lost with the plan of {event.serving}"
     return f"{said}, so it becomes an entry"

@@ -124,12 +124,14 @@ class TokenRefused:
 class GapProbed:
     """Between two entries plans were timed: ``serving`` is the entry that serves ``tokens``, ``loss`` what that costs.
 
-    The loss is the share by which its plan is slower there than the best one known nearby.
+    The loss is the share by which its plan is slower there than the best one known nearby; where it is too much,
+    ``is_tuned`` next.
     """
 
     tokens: int
     serving: int
     loss: float
+    is_tuned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,9 +327,10 @@ class Session:
             probe = ladder.probe(gap, self._entries)
             if isinstance(probe, Failed) or probe.loss is None:
                 continue
-            self._probes.append(GapProbed(probe.tokens, probe.serving, probe.loss))
+            is_worth_it = probe.loss > max(WORTH_AN_ENTRY, self.job.noise)
+            self._probes.append(GapProbed(probe.tokens, probe.serving, probe.loss, is_worth_it))
             self._emit(self._probes[-1])
-            if probe.loss > WORTH_AN_ENTRY:
+            if is_worth_it:
                 self._pace.admit(probe.tokens)
                 self._one_count([probe.tokens])
             else:

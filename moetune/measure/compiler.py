@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Protocol, Self, TypeVar
 
 from moetune.errors import RunError
 from moetune.measure.compile_worker import SCRATCH_PREFIX, Setup, frame, unframe
@@ -30,6 +30,14 @@ _READ_BYTES = 1 << 16
 _LOG_CHARACTERS = 500
 _GRACE_S = 5.0
 Key = TypeVar("Key")
+
+
+class Job(Protocol):
+    """Anything that a process of the pool can be given: it must pickle, and so must what it returns."""
+
+    def compile(self) -> Any:
+        """Do the work, in a process that never launches a kernel."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +174,9 @@ class CompilePool:
         )
         self._buffer = bytearray()
         self._numbers = itertools.count()
-        self._outcomes: dict[int, Compiled | Failed] = {}
+        self._outcomes: dict[int, Any] = {}
         self._dropped: set[int] = set()
-        self._waiting: deque[tuple[Any, KernelJob]] = deque()
+        self._waiting: deque[tuple[Any, Job]] = deque()
         self._submitted: dict[int, Any] = {}
         count = workers if workers is not None else default_workers()
         self._window = _JOBS_AHEAD * count
@@ -196,7 +204,7 @@ class CompilePool:
         finally:
             self._dropped |= set(waiting)
 
-    def submit(self, jobs: Iterable[tuple[Any, KernelJob]], *, ahead: bool = False) -> None:
+    def submit(self, jobs: Iterable[tuple[Any, Job]], *, ahead: bool = False) -> None:
         """Queue ``(key, job)`` pairs and return at once; :meth:`ended` tells of them.
 
         Args:
@@ -212,8 +220,8 @@ class CompilePool:
             self._waiting.extend(jobs)
         self._feed()
 
-    def ended(self, wait_s: float = 0.0) -> list[tuple[Any, Compiled | Failed]]:
-        """Return ``(key, outcome)`` of every submitted job that ended since the last call.
+    def ended(self, wait_s: float = 0.0) -> list[tuple[Any, Any]]:
+        """Return ``(key, outcome)`` of every submitted job that ended since the last call: what it returned, or Failed.
 
         Between two calls no process is left without work for as long as it has ``_JOBS_AHEAD`` kernels to compile.
 
@@ -281,7 +289,7 @@ class CompilePool:
         except (BrokenPipeError, ValueError):
             raise self._ended() from None
 
-    def _receive(self) -> list[tuple[int, Compiled | Failed]]:
+    def _receive(self) -> list[tuple[int, Any]]:
         assert self._process.stdout is not None
         data = os.read(self._process.stdout.fileno(), _READ_BYTES)
         if not data:
@@ -298,6 +306,8 @@ class CompilePool:
 
     def close(self) -> None:
         """End the process and all that it compiles; safe to call twice."""
+        if next(self._numbers) == 0:  # no job was ever sent, so it has no children, and may import for seconds yet
+            self._process.kill()
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()

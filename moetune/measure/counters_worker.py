@@ -22,11 +22,11 @@ import torch
 import torch.cuda.profiler
 import triton
 
-from moetune.measure.calls import PRELOAD
 from moetune.measure.counters import CounterJob
 from moetune.measure.counters_run import WAKE
 from moetune.measure.faults import failure, is_sticky
 from moetune.measure.inputs import ExpertWeights
+from moetune.measure.kernel_jobs import PRELOAD
 from moetune.measure.parts import SEED, layer_parts, resident_weights
 from moetune.measure.router import Router, router_of
 from moetune.measure.timer import finish

@@ -12,7 +12,7 @@ import torch
 
 from moetune.engine.backend import Ceilings, Kernel, LayerFigures
 from moetune.errors import MissingError, RunError
-from moetune.measure.calls import DTYPES, gemm_job
+from moetune.measure.calls import DTYPES
 from moetune.measure.card import CardState, card_state
 from moetune.measure.ceilings import measure_ceilings
 from moetune.measure.clocks import Clocks, ClockWatch
@@ -30,6 +30,7 @@ from moetune.measure.inputs import (
     why_no_room,
 )
 from moetune.measure.kernel_compiles import KernelCompiles
+from moetune.measure.kernel_jobs import gemm_job
 from moetune.measure.layer_graphs import LayerGraphs
 from moetune.measure.odd import OddProblems
 from moetune.measure.open_count import ODD_SEED_OFFSET, OpenCount

@@ -1,6 +1,6 @@
 """What the tuner and its GPU process say to each other: pickles, each behind its length in eight bytes.
 
-The tuner sends :class:`Start` and hears :class:`Ready` or :class:`Refused`; then an :class:`Answer` follows every
+A process that was just started imports and waits. The tuner sends :class:`Start` once the GPU is its own, and hears :class:`Ready` or :class:`Refused`; then an :class:`Answer` follows every
 :class:`Ask`. Whatever else arrives, or stops in the middle, is a broken process and never waited for.
 """
 

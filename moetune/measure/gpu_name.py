@@ -7,12 +7,10 @@ import re
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from moetune_kernels.errors import UnsupportedDeviceError
+from moetune.measure.gpu_driver import DriverError, call, device_handle, device_name, opened
 
-DRIVER = "libcuda.so.1"
-_NAME_BYTES, _UUID_BYTES = 256, 16
+_UUID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,33 +37,17 @@ def gpu_of(index: int) -> Gpu:
     Raises:
         UnsupportedDeviceError: there is no such device.
     """
-    with suppress(OSError, AttributeError, _DriverError):  # another vendor's GPU, or a driver too old to be asked
-        return _ask(ctypes.CDLL(DRIVER), index)
+    with suppress(OSError, AttributeError, DriverError):  # another vendor's GPU, or a driver too old to be asked
+        return _ask(index)
     from moetune_kernels.device import device_info
 
     return Gpu(name=device_info(index).name, index=index, uuid=None)
 
 
-class _DriverError(Exception):
-    """The driver answered with an error number."""
-
-
-def _ask(driver: Any, index: int) -> Gpu:
-    _call(driver.cuInit, 0)
-    count, device = ctypes.c_int(), ctypes.c_int()
-    _call(driver.cuDeviceGetCount, ctypes.byref(count))
-    if not 0 <= index < count.value:
-        raise UnsupportedDeviceError(f"no CUDA device {index}: the driver sees {count.value}; run `moetune doctor`")
-    _call(driver.cuDeviceGet, ctypes.byref(device), index)
-    name, raw = ctypes.create_string_buffer(_NAME_BYTES), ctypes.create_string_buffer(_UUID_BYTES)
-    _call(driver.cuDeviceGetName, name, _NAME_BYTES, device)
+def _ask(index: int) -> Gpu:
+    driver = opened()
+    device = device_handle(driver, index)
+    name, raw = device_name(driver, device), ctypes.create_string_buffer(_UUID_BYTES)
     # The second version of this function gives a MIG slice its own UUID, the first one that of the whole GPU.
-    _call(driver.cuDeviceGetUuid_v2, raw, device)
-    text = name.value.decode("utf-8", "replace")
-    return Gpu(name=text, index=index, uuid=f"{'MIG' if 'MIG' in text else 'GPU'}-{uuid.UUID(bytes=raw.raw)}")
-
-
-def _call(function: Any, *arguments: Any) -> None:
-    error = function(*arguments)
-    if error:
-        raise _DriverError(f"{function}: CUDA driver error {error}")
+    call(driver.cuDeviceGetUuid_v2, raw, device)
+    return Gpu(name=name, index=index, uuid=f"{'MIG' if 'MIG' in name else 'GPU'}-{uuid.UUID(bytes=raw.raw)}")

@@ -39,16 +39,21 @@ class ProcessEndedError(Exception):
 class GpuProcess:
     """One GPU process, from its start to its end. It does not outlive the thread that made it.
 
+    It imports what it needs at once; until :meth:`begin` it touches no GPU.
+
     Args:
-        start: what it loads.
+        preload: the module that it imports while it waits for :meth:`begin`.
 
     Attributes:
+        begun: whether it was told what to load.
+        is_ready: whether it has loaded it.
         tokens: the token count that is open in it, None before the first.
         completed: whether it ever answered a question.
         told: how many compiled kernels it was told of.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, preload: str) -> None:
+        self.begun = self.is_ready = False
         self.tokens: int | None = None
         self.completed = False
         self.told = 0
@@ -58,7 +63,7 @@ class GpuProcess:
         self._answers, theirs_out = os.pipe()
         os.set_blocking(self._questions, False)  # a process that does not read must not stop the tuner
         try:
-            self._process = _started(theirs_in, theirs_out, self._log)
+            self._process = _started(theirs_in, theirs_out, self._log, preload)
         except OSError as error:
             self._let_go()
             raise RunError(
@@ -69,23 +74,30 @@ class GpuProcess:
             os.close(theirs_in)
             os.close(theirs_out)
         self._ended = False
-        self._start = packed(start)
 
     @property
     def pid(self) -> int:
         """The process id, which is its group's too."""
         return self._process.pid
 
+    def begin(self, start: Start, limit_s: float) -> None:
+        """Let it load the trials, which uses the GPU; returns at once.
+
+        Raises:
+            ProcessEndedError: it died, or read nothing for ``limit_s``.
+        """
+        self.begun = True
+        self._send(packed(start), time.monotonic() + limit_s, limit_s)
+
     def ready(self, limit_s: float) -> Ready | Refused:
-        """Wait until the trials are loaded.
+        """Wait until the trials are loaded, after :meth:`begin`.
 
         Raises:
             ProcessEndedError: it died, said nothing for ``limit_s``, or said something else.
         """
-        deadline = time.monotonic() + limit_s
-        self._send(self._start, deadline, limit_s)
-        message = self._receive(deadline, limit_s)
+        message = self._receive(time.monotonic() + limit_s, limit_s)
         if isinstance(message, Refused) or (isinstance(message, Ready) and message.handshake == HANDSHAKE):
+            self.is_ready = isinstance(message, Ready)
             return message
         raise self._end(torn("it did not introduce itself"))
 
@@ -206,10 +218,10 @@ class GpuProcess:
             os.ftruncate(self._log.fileno(), 0)
 
 
-def _started(questions: int, answers: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started(questions: int, answers: int, log: IO[bytes], preload: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # -P: what lies in the current folder is not imported, as in the tuner itself.
-        [sys.executable, "-P", "-m", MODULE, str(questions), str(answers), str(os.getpid())],
+        [sys.executable, "-P", "-m", MODULE, str(questions), str(answers), str(os.getpid()), preload],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from moetune.engine.backend import Ceilings
@@ -23,32 +24,42 @@ OPEN = "open"
 class RespawningGpu:
     """Asks the GPU process that lives; the caller sees from ``lost`` in an answer that it was the last one of its process.
 
+    The first process is started at once and imports what it needs. It uses the GPU from :meth:`begin` on, and is waited
+    for where the first answer is needed.
+
     Args:
         start: what each process loads.
         limits: seconds of each question.
+        device: the GPU as its driver describes it, None where that has to be asked of the process.
 
     Raises:
-        MoetuneError: what the first process says when it cannot start.
-        RunError: processes end one after the other.
+        RunError: no process can be started.
 
     Attributes:
         compiled: what every new process is told about kernels.
         ceilings: what it is told about the device.
     """
 
-    def __init__(self, start: Start, limits: Limits) -> None:
+    def __init__(self, start: Start, limits: Limits, device: DeviceInfo | None = None) -> None:
         self.compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
         self.ceilings: Ceilings | None = None
         self._start_message, self._limits = start, limits
         self._numbers, self._fruitless = itertools.count(), 0
         self._tokens: int | None = None
-        self._device: DeviceInfo | None = None
-        self._process: GpuProcess | None = None
-        self._start()
+        self._device, self._is_confirmed = device, False  # until a process has said the same
+        self._tell: Callable[[], object] | None = None
+        self._process: GpuProcess | None = self._new_process()
 
     @property
     def device(self) -> DeviceInfo:
-        """The GPU that answers."""
+        """The GPU that answers; waits for the process where the driver did not describe it.
+
+        Raises:
+            MoetuneError: what the first process says when it cannot load the trials.
+            RunError: processes end one after the other.
+        """
+        if self._device is None:
+            self._ready()
         assert self._device is not None
         return self._device
 
@@ -62,15 +73,35 @@ class RespawningGpu:
         """Whether a process lives that answered something."""
         return self._process is not None and self._process.completed
 
+    def begin(self) -> None:
+        """Let the process use the GPU and load the trials meanwhile; a question does that too.
+
+        Raises:
+            RunError: processes end one after the other.
+        """
+        if self._process is not None and not self._process.begun:
+            ended = self._begun(self._process)
+            if ended is not None:
+                self._lose(ended)
+
+    def when_ready(self, tell: Callable[[], object]) -> None:
+        """Call ``tell`` once, before the next question is put; it may ask some itself."""
+        self._tell = tell
+
     def ask(self, method: str, *arguments: Any) -> Answer:
         """Ask a process that has the token count open which ``open`` opened last.
 
         Raises:
-            RunError: new processes end one after the other before they answer anything.
+            MoetuneError: what the first process says when it cannot load the trials.
+            RunError: new processes end one after the other before they answer anything, or on another GPU.
         """
         if method == OPEN:
             self._tokens = None
         self._make_ready()
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+            self._make_ready()  # what it asked may have been the end of the process
         answer = self._put(method, *arguments)
         if method == OPEN and answer.lost is None and answer.value is None:
             self._tokens = arguments[0]
@@ -85,7 +116,7 @@ class RespawningGpu:
     def _make_ready(self) -> None:
         """Start a process where there is none, and open the token count that was open in the last one."""
         while True:
-            process = self._process or self._start()
+            process = self._ready()
             if self._tokens is None or process.tokens == self._tokens:
                 return
             answer = self._put(OPEN, self._tokens)
@@ -116,27 +147,35 @@ class RespawningGpu:
             process.completed, self._fruitless = True, 0
         return answer
 
-    def _start(self) -> GpuProcess:
+    def _new_process(self) -> GpuProcess:
+        return GpuProcess(self._start_message.factory.partition(":")[0])
+
+    def _ready(self) -> GpuProcess:
+        """Return a process that has loaded the trials, a new one where there is none."""
         while True:
-            process = self._process = GpuProcess(self._start_message)
+            process = self._process = self._process or self._new_process()
+            if process.is_ready:
+                return process
             ready = self._introduced(process)
             if isinstance(ready, Ready):
-                break
-            if isinstance(ready, Refused) and self._device is None:
+                self._confirm(ready.device)
+            elif isinstance(ready, Refused) and not self._is_confirmed:
                 self.end()
                 raise ready.error
-            self._lose(Failed(FailureKind.LAUNCH, str(ready.error)) if isinstance(ready, Refused) else ready)
-        if self._device not in (None, ready.device):
+            else:
+                self._lose(Failed(FailureKind.LAUNCH, str(ready.error)) if isinstance(ready, Refused) else ready)
+
+    def _confirm(self, device: DeviceInfo) -> None:
+        """Go on only with the device that kernels were compiled for."""
+        if self._device not in (None, device):
             self.end()
-            was, now = self._device and self._device.name, ready.device.name
-            raise RunError(
-                f"the GPU changed while it was tuned, from {was} to {now}; every trial so far is kept: "
-                "run `moetune doctor`, then the same command again"
-            )
-        self._device = ready.device
-        return process
+            raise _changed(self._device, device) if self._is_confirmed else _described_otherwise(self._device, device)
+        self._device, self._is_confirmed = device, True
 
     def _introduced(self, process: GpuProcess) -> Ready | Refused | Failed:
+        ended = None if process.begun else self._begun(process)
+        if ended is not None:
+            return ended
         try:
             return process.ready(self._limits("start", (), 0))
         except ProcessEndedError as ended:
@@ -144,6 +183,17 @@ class RespawningGpu:
         except BaseException:
             self.end()
             raise
+
+    def _begun(self, process: GpuProcess) -> Failed | None:
+        """Tell it what to load; return why it cannot hear that."""
+        try:
+            process.begin(self._start_message, self._limits("start", (), 0))
+        except ProcessEndedError as ended:
+            return ended.failed
+        except BaseException:
+            self.end()
+            raise
+        return None
 
     def _lose(self, failed: Failed) -> None:
         """Let go of a process that is of no more use, and give up when that is all that new ones are."""
@@ -153,6 +203,23 @@ class RespawningGpu:
             raise gone(failed)
         if self._fruitless:
             time.sleep(PAUSE_S)
+
+
+def _changed(was: DeviceInfo, now: DeviceInfo) -> RunError:
+    return RunError(
+        f"the GPU changed while it was tuned, from {was.name} to {now.name}; every trial so far is kept: "
+        "run `moetune doctor`, then the same command again"
+    )
+
+
+def _described_otherwise(driver: DeviceInfo, process: DeviceInfo) -> RunError:
+    """Return the error for a device that the driver and torch describe differently: the compiles were for the wrong one."""
+    said = driver.to_json()
+    fields = [f"{name} {said[name]} and {value}" for name, value in process.to_json().items() if value != said[name]]
+    return RunError(
+        f"the driver and torch describe this GPU differently: {', '.join(fields)}; nothing was tuned: run "
+        "`moetune doctor`, and the same command again where nothing else changes or limits the GPU"
+    )
 
 
 def gone(failed: Failed) -> RunError:

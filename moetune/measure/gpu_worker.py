@@ -1,7 +1,8 @@
 """The process that owns the GPU: loads the trials of a layer and answers one question after the other.
 
 Started by :class:`moetune.measure.gpu_process.GpuProcess` as ``python -m moetune.measure.gpu_worker QUESTIONS ANSWERS
-PARENT``: two file descriptors, and the tuner's process id. Standard output and error are the tuner's log file, so that
+PARENT PRELOAD``: two file descriptors, the tuner's process id, and a module that is imported before the first message,
+which takes seconds. Importing must not touch the GPU: another sweep may have it until that message. Standard output and error are the tuner's log file, so that
 whatever CUDA, Triton or a compiler prints stays out of the answers. It ends when the tuner does, however that ends.
 """
 
@@ -51,14 +52,15 @@ class Trials(Protocol):
         ...
 
 
-def serve(questions: int, answers: int) -> None:
-    """Load the trials and answer until the pipe of questions closes."""
+def serve(questions: int, answers: int, preload: str) -> None:
+    """Import, then load the trials and answer until the pipe of questions closes."""
+    why_not = _preload(preload)
     inbox = Inbox()
     start = _next(questions, inbox)
     if not isinstance(start, Start):
         return
     try:
-        trials = _load(start)
+        trials = _load(start, why_not)
     except Exception as error:  # noqa: BLE001  # whatever it is, the tuner says it
         _send(answers, Refused(error if isinstance(error, MoetuneError) else _no_start(error)))
         return
@@ -70,12 +72,23 @@ def serve(questions: int, answers: int) -> None:
             os._exit(LOST)  # a lost CUDA context can hang or abort in the destructors of a normal exit
 
 
-def _load(start: Start) -> Trials:
+def _preload(module: str) -> Exception | None:
+    """Import it; return what it raised, because a second attempt at half an import says something else."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  # said once somebody listens
+        return error
+    return None
+
+
+def _load(start: Start, why_not: Exception | None) -> Trials:
     if start.handshake != HANDSHAKE:
         raise RunError(
             f"moetune was changed while it ran: the tuner is {start.handshake}, its GPU process {HANDSHAKE}; "
             "run the same command again"
         )
+    if why_not is not None:
+        raise why_not
     module, _, name = start.factory.partition(":")
     return getattr(importlib.import_module(module), name)(start.settings)
 
@@ -130,11 +143,12 @@ def _prepare(parent: int) -> None:
 def main() -> None:
     """Serve one tuner."""
     questions, answers, parent = map(int, sys.argv[1:4])
+    preload = sys.argv[4]
     _prepare(parent)
     for pipe in (questions, answers):
         os.set_inheritable(pipe, False)  # a compiler that we start must not keep them open
     with contextlib.suppress(BrokenPipeError):  # the tuner went away
-        serve(questions, answers)
+        serve(questions, answers, preload)
     os._exit(0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 from moetune.engine.backend import Ceilings, Kernel, LayerFigures
@@ -44,11 +44,19 @@ class Compiles(Protocol):
         ...
 
 
-def open_isolated(settings: GpuSettings) -> IsolatedBackend:
-    """Return the backend of a live sweep: kernels compile in a pool of processes, and run in one of their own."""
+def open_isolated(settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int]) -> IsolatedBackend:
+    """Return the backend of a live sweep: kernels compile in a pool of processes, and run in one of their own.
+
+    Both are started and not waited for; nothing touches the GPU before ``begin`` or the first question.
+
+    Args:
+        settings: what the trials are made from.
+        device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
+        tokens: the sweep's token counts in the order of their turns.
+    """
     from moetune.measure.kernel_compiles import KernelCompiles
 
-    return IsolatedBackend(settings, KernelCompiles(settings.shape), factory=CUDA_TRIALS)
+    return IsolatedBackend(settings, KernelCompiles(settings.shape, tokens=tokens), factory=CUDA_TRIALS, device=device)
 
 
 class IsolatedBackend:
@@ -63,24 +71,40 @@ class IsolatedBackend:
         compiles: who compiles; closed with this backend.
         factory: ``module:function`` that makes the trials in the GPU process.
         limits: seconds of each question, :class:`TimeLimits` when None.
+        device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
 
     Raises:
-        MoetuneError: what the factory raised: there is no such GPU.
-        RunError: the GPU process cannot start.
+        RunError: the GPU process cannot be started. What its factory raises (there is no such GPU) comes with the first
+            question or the device.
     """
 
     def __init__(
-        self, settings: GpuSettings, compiles: Compiles, *, factory: str = CUDA_TRIALS, limits: Limits | None = None
+        self,
+        settings: GpuSettings,
+        compiles: Compiles,
+        *,
+        factory: str = CUDA_TRIALS,
+        limits: Limits | None = None,
+        device: DeviceInfo | None = None,
     ) -> None:
         self._settings, self._compiles = settings, compiles
         self._strikes = Strikes()
         self._readings: dict[int, ClockSpan] = {}  # what each process saw, by its id
         self._counters = SweepCounters(settings.shape, settings.device_index, settings.routing)
         try:
-            self._gpu = RespawningGpu(Start(factory=factory, settings=settings), limits or TimeLimits(settings.shape))
+            start = Start(factory=factory, settings=settings)
+            self._gpu = RespawningGpu(start, limits or TimeLimits(settings.shape), device)
         except BaseException:
             compiles.close()
             raise
+
+    def begin(self) -> None:
+        """Let the GPU process use the GPU, from when on it must be this sweep's own; does not wait for it."""
+        self._gpu.begin()
+
+    def when_ready(self, tell: Callable[[], object]) -> None:
+        """Call ``tell`` once, as soon as the GPU process is waited for and there: before the next question is put."""
+        self._gpu.when_ready(tell)
 
     @property
     def name(self) -> str:

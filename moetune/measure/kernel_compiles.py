@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from moetune.engine.backend import Kernel
-from moetune.measure.calls import PRELOAD, gemm_job
-from moetune.measure.compiler import CompilePool, KernelJob
-from moetune.measure.small_kernels import small_jobs
+from moetune.measure.compiler import CompilePool, Job
+from moetune.measure.kernel_jobs import PRELOAD, SmallKernels, gemm_job
 from moetune.outcome import Compiled, Failed
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.shape import MoEShape
@@ -23,16 +22,15 @@ class KernelCompiles:
     """
 
     def __init__(self, shape: MoEShape, workers: int | None = None, tokens: Sequence[int] = ()) -> None:
-        self._shape, self._tokens = shape, tokens
+        self._shape, self._tokens = shape, tuple(tokens)
         self._pool = CompilePool(workers=workers, preload=PRELOAD)  # it imports while this process goes on
-        self._small: dict[int, KernelJob] = {}
+        self._small: dict[int, Job] = {}
         self._held: list[int] = []  # small ones that are to be queued behind the next kernels
 
     def submit(self, kernels: Iterable[Kernel], device: DeviceInfo) -> None:
         """Queue kernels for ``device``, in their order and before all small ones, and return at once."""
         if not self._small:
-            self._small = dict(enumerate(job for _, job in small_jobs(self._shape, device, self._tokens)))
-            self._held = list(self._small)
+            self._take_small([SmallKernels(shape=self._shape, device=device, tokens=self._tokens)])
         self._pool.submit((kernel, gemm_job(*kernel, self._shape, device)) for kernel in kernels)
         self._submit_held()
 
@@ -42,13 +40,23 @@ class KernelCompiles:
         A small kernel that cannot compile shows itself in the first layer.
         """
         self._submit_held()
-        return [(key, result) for key, result in self._pool.ended(wait_s) if not isinstance(key, int)]
+        found = self._pool.ended(wait_s)
+        for key, result in found:
+            if isinstance(key, int) and isinstance(result, list):
+                self._take_small(result)
+        self._submit_held()
+        return [(key, result) for key, result in found if not isinstance(key, int)]
 
     def withdraw(self) -> list[Kernel]:
         """Take back the kernels that no process has begun, in their order; the small ones are queued again."""
         keys = self._pool.withdraw()
         self._held += [key for key in keys if isinstance(key, int)]
         return [key for key in keys if not isinstance(key, int)]
+
+    def _take_small(self, jobs: Sequence[Job]) -> None:
+        places = range(len(self._small), len(self._small) + len(jobs))
+        self._small.update(zip(places, jobs, strict=True))
+        self._held += places
 
     def _submit_held(self) -> None:
         held, self._held = self._held, []

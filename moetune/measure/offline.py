@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from moetune.measure.calls import PRELOAD, gemm_job
 from moetune.measure.compiler import DEFAULT_LIMIT_S, CompilePool
+from moetune.measure.kernel_jobs import PRELOAD, gemm_job
 from moetune.outcome import Compiled, Failed
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo

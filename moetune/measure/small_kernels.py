@@ -12,6 +12,7 @@ import torch
 
 from moetune.measure.calls import DTYPES
 from moetune.measure.compiler import KernelJob
+from moetune.measure.kernel_jobs import small_call
 from moetune.measure.odd import LAYER_TOKENS
 from moetune.models.roofline import total_experts
 from moetune.space import sensible_block_ms
@@ -74,11 +75,6 @@ def small_calls(tokens: int, block_m: int, shape: MoEShape) -> tuple[KernelCall,
     routing = routing_calls(logits, (weights, ids), shape.local_experts, order, renormalize=True)
     alone = permute_calls(ids, shape.local_experts, order)
     return (*routing, *alone, *combine_calls(y, ids, shape.local_experts, out))
-
-
-def small_call(tokens: int, block_m: int, shape: MoEShape, place: int) -> tuple[KernelCall]:
-    """Return one of :func:`small_calls`."""
-    return (small_calls(tokens, block_m, shape)[place],)
 
 
 def _variant(call: KernelCall) -> object:

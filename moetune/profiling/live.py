@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from moetune.errors import RunError
-from moetune.measure.calls import DTYPES, gemm_job
+from moetune.measure.calls import DTYPES
 from moetune.measure.ceilings import measure_ceilings
 from moetune.measure.clocks import Clocks
 from moetune.measure.counters import CounterJob, CountersByJob, read_counters
 from moetune.measure.faults import failure
 from moetune.measure.inputs import ExpertWeights
+from moetune.measure.kernel_jobs import gemm_job
 from moetune.measure.ncu import UNLOCK, Blocked, blocked
 from moetune.measure.parts import SEED, LayerParts, Part, layer_parts, resident_weights
 from moetune.measure.router import Router, router_of

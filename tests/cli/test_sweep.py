@@ -298,7 +298,8 @@ def test_a_strict_sweep_on_a_shared_gpu_exits_with_3_and_the_fix(monkeypatch, ca
     monkeypatch.setattr("moetune.tuning._gpu_is_there", lambda: True)
     monkeypatch.setattr("moetune.tuning.gpu_of", lambda index: Gpu(name="NVIDIA H200", index=index, uuid="GPU-1"))
     monkeypatch.setattr("moetune.tuning.lock_dirs", lambda: [tmp_path])
-    monkeypatch.setattr("moetune.tuning._gpu_bed", lambda request: bed)
+    monkeypatch.setattr("moetune.tuning._gpu_backend", lambda request: backend)
+    monkeypatch.setattr("moetune.tuning._gpu_bed", lambda backend, request: bed)
     assert main.run(["sweep", "--strict"]) == 3
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,8 @@ def test_it_says_in_one_plain_line_which_process_has_the_gpu(waiting):
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_it_can_be_stopped_while_it_waits(waiting, tmp_path, how, code):
     process, _ = waiting
+    started = children_of(process.pid)
+    assert len(started) == 2  # what will compile and what will have the GPU: they import while it waits
     process.send_signal(how)
     printed, said = process.communicate(timeout=60)
     assert process.returncode == code
@@ -54,3 +58,11 @@ def test_it_can_be_stopped_while_it_waits(waiting, tmp_path, how, code):
     assert "Traceback" not in said
     assert not (tmp_path / "tables").exists()
     assert [entry.name for entry in (tmp_path / "moetune").iterdir()] == ["locks"]  # no store was touched
+    deadline = time.monotonic() + 10.0
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline, started
+        time.sleep(0.05)
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -336,7 +336,7 @@ def test_a_count_where_both_neighbours_lose_becomes_an_entry(fake_backend, tmp_p
         return 10.0 if plan in (entries[16].plan, entries[64].plan) else 8.0
 
     result, audience = run_between(fake_backend, tmp_path, us_at_32)
-    assert result.probes == (events.GapProbed(32, 16, pytest.approx(0.25)),)
+    assert result.probes == (events.GapProbed(32, 16, pytest.approx(0.25), is_tuned=True),)
     assert tuple(result.entries) == (16, 32, 64)
     assert audience.of(events.TokenDone)[-1].entry.tokens == 32
     assert result.entries[16].serves[1] + 1 == result.entries[32].serves[0] <= 32

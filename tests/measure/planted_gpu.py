@@ -90,9 +90,9 @@ def limits(method, arguments, tokens):
     return LIMIT_S
 
 
-def open_backend(folder, *deeds, factory="planted_gpu:open_planted", limits=limits):
+def open_backend(folder, *deeds, factory="planted_gpu:open_planted", limits=limits, device=None):
     settings = Planted(shape=SHAPE, seed=7, folder=folder, deeds=deeds)
-    return IsolatedBackend(settings, SomeCompiles(), factory=factory, limits=limits)
+    return IsolatedBackend(settings, SomeCompiles(), factory=factory, limits=limits, device=device)
 
 
 def open_planted(settings):

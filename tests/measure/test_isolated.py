@@ -265,15 +265,15 @@ def test_a_count_without_room_leaves_the_process_as_it_is(isolated, diary):
 
 def test_a_machine_without_a_gpu_says_so_as_if_there_were_no_process(isolated):
     with pytest.raises(MissingError, match="no CUDA GPU in this machine"):
-        isolated(factory="planted_gpu:no_gpu")
+        _ = isolated(factory="planted_gpu:no_gpu").device
     with pytest.raises(RunError, match=r"could not start: ImportError: libcuda.so.1: .*; run `moetune doctor`"):
-        isolated(factory="planted_gpu:broken_import")
+        isolated(factory="planted_gpu:broken_import").open(64)
 
 
 def test_the_real_trials_say_in_the_tuner_that_there_is_no_gpu(isolated, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(MissingError, match="no CUDA GPU in this machine"):
-        isolated(factory="moetune.measure.cuda:open_trials")
+        _ = isolated(factory="moetune.measure.cuda:open_trials").device
 
 
 def test_a_machine_that_can_start_no_process_says_so(isolated, monkeypatch):
@@ -316,13 +316,13 @@ def test_a_process_of_another_version_is_refused(isolated, monkeypatch):
     other = ("moetune gpu process", 1, "0.0.0")
     monkeypatch.setattr("moetune.measure.isolated.Start", lambda **given: gpu_messages.Start(**given, handshake=other))
     with pytest.raises(RunError, match="moetune was changed while it ran"):
-        isolated()
+        _ = isolated().device
 
 
 def test_another_gpu_under_the_same_number_ends_the_run(isolated):
     backend = isolated(Deed(what="abort", method="time_combine"))
-    backend._gpu._device = planted_gpu.TARGETS["sm_80"]
     assert backend.open(64) is None
+    backend._gpu._device = planted_gpu.TARGETS["sm_80"]
     assert isinstance(backend.time_combine(), Failed)
     with pytest.raises(RunError, match="the GPU changed while it was tuned, from NVIDIA A100"):
         backend.time_routing(16)

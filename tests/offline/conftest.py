@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def compile_layer():
     """Return a function that compiles ``(role, config)`` choices of a shape for a device, in one pool per session."""
-    from moetune.measure.calls import PRELOAD, gemm_job
     from moetune.measure.compiler import CompilePool
+    from moetune.measure.kernel_jobs import PRELOAD, gemm_job
 
     with CompilePool(preload=PRELOAD) as pool:
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import toy
 from triton.backends.nvidia import driver as nvidia_driver
 
 from moetune.errors import RunError
-from moetune.measure.compile_worker import frame
 from moetune.measure.compiler import CompilePool, KernelJob, default_workers
 from moetune.outcome import Compiled, Failed, FailureKind
 from moetune_kernels.device import TARGETS
@@ -241,7 +239,7 @@ def test_closing_ends_a_running_compile_and_leaves_no_files(tmp_path, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pool = CompilePool(workers=1, limit_s=600, preload=("toy",))
     marker = tmp_path / "started"
-    pool._send(frame((0, pickle.dumps(job(toy.hang, str(marker))))))
+    pool.submit([("hang", job(toy.hang, str(marker)))])
     while not marker.exists():
         time.sleep(0.05)
     child = int(marker.read_text())

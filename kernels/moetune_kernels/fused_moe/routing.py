@@ -7,7 +7,8 @@ import torch
 from moetune_kernels.kernel_call import KernelCall
 from moetune_kernels.permute.launch import permute_calls
 from moetune_kernels.permute.order import SlotOrder
-from moetune_kernels.route.launch import ORDER_SLOTS, route_calls, route_order_calls
+from moetune_kernels.route.launch import route_calls, route_order_calls
+from moetune_kernels.shape import ORDER_SLOTS
 
 
 def routing_calls(

@@ -11,7 +11,6 @@ from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.route.kernel import route_kernel, route_order_kernel, select_experts
 from moetune_kernels.shape import MAX_EXPERTS, MAX_TOP_K
 
-ORDER_SLOTS = 64  # up to here one program compares all pairs of slots; at 256 pairs spill
 FEW_TOKENS = 256  # up to here a program is one warp, so that every token can have a scheduler of its own
 _TILE = 256  # logits of one warp: 8 per thread
 _COMPARED = 2048  # slots x experts that one warp compares: 64 per thread

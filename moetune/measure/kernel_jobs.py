@@ -1,0 +1,75 @@
+"""The jobs of the compile pool for a layer's kernels, made without torch: only the processes that compile need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moetune.measure.compiler import KernelJob
+from moetune_kernels.config import MoEKernelConfig, Role
+from moetune_kernels.device import DeviceInfo
+from moetune_kernels.shape import MoEShape
+
+if TYPE_CHECKING:
+    from moetune_kernels.kernel_call import KernelCall
+
+# Imported once by the process that compiles; every op's kernels come along.
+PRELOAD = (
+    "moetune.measure.kernel_jobs",  # what a job unpickles
+    "moetune.measure.calls",
+    "moetune.measure.small_kernels",
+    "moetune_kernels.route.launch",
+    "moetune_kernels.permute.launch",
+    "moetune_kernels.gate_up.launch",
+    "moetune_kernels.down.launch",
+    "moetune_kernels.combine.launch",
+)
+MIN_WARP_TILE = 16 * 8  # outputs of one mma.sync; a tile with fewer per warp repeats work across warps
+
+
+def gemm_job(role: Role, config: MoEKernelConfig, shape: MoEShape, device: DeviceInfo) -> KernelJob:
+    """Return the job that compiles one grouped GEMM of ``shape`` for ``device``."""
+    ceiling = device.smem_limit if config.smem_size is None else min(config.smem_size, device.smem_limit)
+    matrices = 2 if role is Role.GATE_UP else 1
+    outputs = config.block_m * config.block_n // config.num_warps
+    macs = float(matrices * outputs * config.block_k) if outputs >= MIN_WARP_TILE else None
+    return KernelJob(
+        build=_gemm_calls, args=(role, config, shape), device=device, smem_ceiling=ceiling, macs_per_step=macs
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallKernels:
+    """The job that finds out which small kernels (route, permute, combine) a sweep launches: one job for each of them.
+
+    Args:
+        shape: the layer.
+        device: what to compile for.
+        tokens: the sweep's counts in the order of their turns; any that a layer may have when empty.
+    """
+
+    shape: MoEShape
+    device: DeviceInfo
+    tokens: tuple[int, ...] = ()
+
+    def compile(self) -> list[KernelJob]:
+        """Return their jobs, in the order of the counts that need them first; imports torch."""
+        from moetune.measure.small_kernels import small_jobs
+
+        return [job for _, job in small_jobs(self.shape, self.device, self.tokens)]
+
+
+# What a job pickles is the name of its function: these two stand for those in modules that import torch.
+
+
+def _gemm_calls(role: Role, config: MoEKernelConfig, shape: MoEShape) -> tuple[KernelCall, ...]:
+    from moetune.measure.calls import gemm_calls
+
+    return gemm_calls(role, config, shape)
+
+
+def small_call(tokens: int, block_m: int, shape: MoEShape, place: int) -> tuple[KernelCall]:
+    """Return one of a layer's small kernels, see :func:`moetune.measure.small_kernels.small_calls`."""
+    from moetune.measure.small_kernels import small_calls
+
+    return (small_calls(tokens, block_m, shape)[place],)

@@ -1,0 +1,145 @@
+"""The GPU process imports as soon as there is a sweep, uses the GPU when it is told, and is waited for when it must answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import planted_gpu
+import pytest
+from planted_gpu import DEVICE, TARGETS, Deed
+
+from moetune.errors import RunError
+from moetune.outcome import Failed, Measured
+
+FACTORY = "import_witness:open_planted"
+
+
+@pytest.fixture
+def imports(tmp_path, monkeypatch):
+    """Return a function that waits until so many processes imported the module of the trials, and returns their ids."""
+    witness = tmp_path / "imports"
+    monkeypatch.setenv("IMPORT_WITNESS", str(witness))
+
+    def imports(count):
+        until(lambda: witness.exists() and len(witness.read_text().split()) >= count)
+        return [int(pid) for pid in witness.read_text().split()]
+
+    return imports
+
+
+def until(done, within_s=30.0):
+    deadline = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def gone(pid):
+    return not planted_gpu.is_alive(pid)
+
+
+def test_it_imports_at_once_and_loads_nothing_before_it_is_told(isolated, diary, imports):
+    backend = isolated(factory=FACTORY)
+    assert imports(1) == [backend._gpu.pid]
+    time.sleep(0.3)
+    assert diary() == []
+    backend.begin()
+    until(lambda: diary("start"))  # and nobody asked it anything
+    assert isinstance(backend.time_combine(), Measured)
+    assert len(imports(1)) == 1
+    assert len(diary("start")) == 1
+
+
+def test_a_question_begins_too(isolated, diary):
+    backend = isolated()
+    assert backend.open(64) is None
+    backend.begin()
+    assert len(diary("start")) == 1
+
+
+def test_one_that_was_never_told_to_begin_is_not_left_behind(isolated, diary, imports):
+    backend = isolated(factory=FACTORY)
+    (pid,) = imports(1)
+    backend.close()
+    assert gone(pid)
+    assert diary() == []
+
+
+def test_what_the_driver_says_of_the_device_needs_no_process(isolated, diary):
+    backend = isolated(device=DEVICE)
+    planted_gpu.stop(backend)
+    backend.begin()
+    started_s = time.monotonic()
+    assert backend.device == DEVICE
+    assert time.monotonic() - started_s < 1.0
+    os.kill(backend._gpu.pid, signal.SIGCONT)
+    assert isinstance(backend.time_combine(), Measured)
+    assert len(diary("start")) == 1
+
+
+def test_without_it_the_process_is_waited_for(isolated, diary):
+    assert isolated().device == DEVICE
+    assert len(diary("start")) == 1
+
+
+def test_a_process_that_describes_another_device_ends_the_sweep(isolated, diary):
+    backend = isolated(device=TARGETS["sm_100"])
+    with pytest.raises(RunError) as raised:
+        backend.open(64)
+    said = str(raised.value)
+    assert said.startswith(
+        "the driver and torch describe this GPU differently: name NVIDIA B200 and NVIDIA H200, sm 100 and 90"
+    )
+    assert "l2_bytes 132644864 and 62914560" in said
+    assert "smem_limit" not in said  # those are equal
+    assert diary("open") == []
+    assert gone(diary("start")[0]["pid"])
+
+
+def test_an_import_that_fails_is_said_as_it_failed_first(isolated, imports, monkeypatch):
+    monkeypatch.setenv("IMPORT_BREAKS", "1")
+    backend = isolated(factory=FACTORY)
+    imports(1)
+    with pytest.raises(RunError, match=r"could not start: ImportError: attempt 1 failed; run `moetune doctor`"):
+        backend.open(64)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_one_that_dies_while_it_waits_is_replaced(isolated, diary, imports, told):
+    backend = isolated(factory=FACTORY, device=DEVICE)
+    (pid,) = imports(1)
+    os.kill(pid, signal.SIGKILL)
+    if told:
+        backend.begin()
+    assert backend.open(64) is None
+    assert len(imports(2)) == 2
+    assert [line["pid"] for line in diary("start")] == imports(2)[1:]
+
+
+def test_a_new_process_imports_before_it_is_told_too(isolated, diary, imports):
+    backend = isolated(Deed(what="abort", method="time_combine", times=1), factory=FACTORY)
+    assert isinstance(backend.time_combine(), Failed)
+    assert isinstance(backend.time_combine(), Measured)
+    assert [line["pid"] for line in diary("start")] == imports(2)
+
+
+def test_who_waits_for_the_process_is_told_once_and_may_ask_it(isolated, diary):
+    backend = isolated(Deed(what="abort", method="time_combine", times=1))
+    told = []
+    backend.when_ready(lambda: told.append(backend.card()))
+    assert told == []
+    assert diary() == []
+    assert backend.open(64) is None
+    assert [state.others[0].pid for state in told] == [4242]
+    assert isinstance(backend.time_combine(), Failed)
+    assert isinstance(backend.time_routing(16), Measured)
+    assert len(told) == 1
+
+
+def test_a_process_that_ends_in_what_it_is_asked_first_is_replaced(isolated, diary):
+    backend = isolated(Deed(what="abort", method="time_combine", times=1))
+    backend.when_ready(backend.time_combine)
+    assert isinstance(backend.time_routing(16), Measured)
+    assert len(diary("start")) == 2
