@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Set before anything imports triton, and inherited by processes that tests start.
 os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".triton-cache"))
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as moetune.__main__ does, and for its reason
 # Seconds per test; read by pytest-timeout where it is installed, so that a hang is a failure with a stack.
 os.environ.setdefault("PYTEST_TIMEOUT", "300")
 

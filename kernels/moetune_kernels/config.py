@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 class Role(Enum):
     """Which of the layer's two grouped GEMMs a config launches."""
 
+    __hash__ = object.__hash__  # members are singletons, and Enum hashes their names in Python
+
     GATE_UP = "gate_up"
     DOWN = "down"
 
 
 class Structure(Enum):
     """How a kernel is built; each is its own kernel file."""
+
+    __hash__ = object.__hash__  # as of Role
 
     GATHER = "gather"  # weights and rows by pointer
     TMA = "tma"  # persistent; weights by descriptor, gate-up rows by pointer, down rows by descriptor
@@ -39,8 +43,31 @@ MAX_DESCRIPTOR_ROW = (1 << 31) - 1  # coordinates of a TMA load are signed 32-bi
 BARRIER_BYTES = 1024  # what the barriers of a TMA pipeline, or of tcgen05, may add to the tiles
 
 
+# The values that each field may have, in the order of the checks.
+_ALLOWED: tuple[tuple[str, tuple[int, ...] | range], ...] = (
+    ("block_m", BLOCK_SIZES),
+    ("block_n", BLOCK_SIZES),
+    ("block_k", BLOCK_SIZES),
+    ("num_warps", WARP_COUNTS),
+    ("warp_size", (32, 64)),
+    ("prefetch_distance", range(1, MAX_PREFETCH + 1)),
+    ("group_m", range(1, MAX_GROUP_M + 1)),
+    ("split_k", range(1, 17)),
+    ("max_registers", range(24, 256)),
+    ("smem_size", range(1, (1 << 20) + 1)),
+)
+_OPTIONAL = ("max_registers", "smem_size")
+
+
+class _Hashed:
+    """The place of a hash that is made once: a search looks a config up in dicts hundreds of times. Never pickled."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoEKernelConfig:
+class MoEKernelConfig(_Hashed):
     """How one grouped GEMM is launched. Frozen and born valid.
 
     Args:
@@ -73,19 +100,36 @@ class MoEKernelConfig:
     warp_size: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("block_m", "block_n", "block_k"):
-            _require(name, getattr(self, name), BLOCK_SIZES)
-        _require("num_warps", self.num_warps, WARP_COUNTS)
-        _require("warp_size", self.warp_size, (32, 64))
-        _require_range("prefetch_distance", self.prefetch_distance, 1, MAX_PREFETCH)
-        _require_range("group_m", self.group_m, 1, MAX_GROUP_M)
-        _require_range("split_k", self.split_k, 1, 16)
-        if self.max_registers is not None:
-            _require_range("max_registers", self.max_registers, 24, 255)
-        if self.smem_size is not None:
-            _require_range("smem_size", self.smem_size, 1, 1 << 20)
+        for name, allowed in _ALLOWED:
+            value = getattr(self, name)
+            if type(value) is not int or value not in allowed:
+                if value is None and name in _OPTIONAL:
+                    continue
+                raise UnsupportedConfigError(f"{name} must be {_described(allowed)}, got {shown(value)}")
         if not isinstance(self.structure, Structure):  # pyright: ignore[reportUnnecessaryIsInstance] - born valid
             raise UnsupportedConfigError(f"structure must be a Structure, got {shown(self.structure)}")
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = hash(
+                (
+                    self.structure,
+                    self.block_m,
+                    self.block_n,
+                    self.block_k,
+                    self.num_warps,
+                    self.prefetch_distance,
+                    self.max_registers,
+                    self.smem_size,
+                    self.group_m,
+                    self.split_k,
+                    self.warp_size,
+                )
+            )
+            object.__setattr__(self, "_hash", found)
+            return found
 
     @property
     def block_size(self) -> int:
@@ -124,6 +168,18 @@ class MoEKernelConfig:
                 return reason
         return None
 
+    def why_not_cap(self, cap: int | None, role: Role) -> str | None:
+        """Say why this tile cannot run under a register cap in place of its own; no other rule asks for caps."""
+        accumulators = self.accumulators(role)
+        if cap is not None and cap < accumulators + MAXNREG_MARGIN:
+            return f"max_registers={cap} is under {accumulators} accumulators + {MAXNREG_MARGIN}"
+        return None
+
+    def accumulators(self, role: Role) -> int:
+        """Return the accumulator registers of one thread."""
+        tiles = 2 if role is Role.GATE_UP else 1
+        return tiles * self.block_m * self.block_n // self.block_size
+
     def with_smem(self, smem_bytes: int) -> MoEKernelConfig:
         """Return the config with its ceiling lowered to what the compiler reported."""
         return replace(self, smem_size=smem_bytes)
@@ -157,14 +213,10 @@ class MoEKernelConfig:
         return config
 
 
-def _require(name: str, value: Any, allowed: tuple[int, ...]) -> None:
-    if type(value) is not int or value not in allowed:
-        raise UnsupportedConfigError(f"{name} must be one of {', '.join(map(str, allowed))}, got {shown(value)}")
-
-
-def _require_range(name: str, value: Any, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise UnsupportedConfigError(f"{name} must be a whole number from {low} to {high}, got {shown(value)}")
+def _described(allowed: tuple[int, ...] | range) -> str:
+    if isinstance(allowed, range):
+        return f"a whole number from {allowed.start} to {allowed.stop - 1}"
+    return f"one of {', '.join(map(str, allowed))}"
 
 
 def _why_not_format(config: MoEKernelConfig, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
@@ -210,13 +262,10 @@ def _why_not_descriptor(config: MoEKernelConfig, device: DeviceInfo, shape: MoES
 
 def _why_not_registers(config: MoEKernelConfig, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:
     del device, shape
-    tiles = 2 if role is Role.GATE_UP else 1
-    accumulators = tiles * config.block_m * config.block_n // config.block_size
+    accumulators = config.accumulators(role)
     if accumulators > MAX_ACCUMULATORS:
         return f"needs {accumulators} accumulator registers per thread, at most {MAX_ACCUMULATORS} do not spill"
-    if config.max_registers is not None and config.max_registers < accumulators + MAXNREG_MARGIN:
-        return f"max_registers={config.max_registers} is under {accumulators} accumulators + {MAXNREG_MARGIN}"
-    return None
+    return config.why_not_cap(config.max_registers, role)
 
 
 def _why_not_smem(config: MoEKernelConfig, device: DeviceInfo, shape: MoEShape, role: Role) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from moetune.engine.schedule import Quota, nearest
 from moetune.space import Space, sensible_block_ms
+from moetune.space.pool import Pool
 from moetune.space.prior import Problem, predict
 from moetune.strategies.base import Terrain, TrialLog
 from moetune_kernels.config import MoEKernelConfig, Role
@@ -35,21 +36,24 @@ class Memory:
     ) -> Terrain:
         """Return where a search may go at ``tokens``: the heights that make sense there, and what is known."""
         problem = Problem(space.shape, space.device, space.role)
+        pool = space.pool(tokens)
+        if quota.kernels:  # a search sorts what it may compile
+            self._guess_all(space.role, pool, tokens)
         sensible = set(sensible_block_ms(space.shape, tokens))
 
         def guess(config: MoEKernelConfig, count: int) -> float:
             key = space.role, count, config
-            if key not in self.guesses:
-                self.guesses[key] = predict(config, problem, count)
-            return self.guesses[key]
+            known = self.guesses.get(key)
+            if known is None:
+                known = self.guesses[key] = predict(config, problem, count)
+            return known
 
         is_compiled = dict.fromkeys(config for config in compiled if config.block_m in sensible)
-        reserve = (*space.configs, *space.reserve)
         return Terrain(
             problem=problem,
             tokens=tokens,
             compiled=tuple(sorted(is_compiled, key=lambda config: guess(config, tokens))),
-            reserve=tuple(config for config in reserve if config.block_m in sensible and config not in is_compiled),
+            reserve=tuple(config for config in pool.configs if config not in is_compiled),
             neighbours=lambda config: space.neighbours(config, tokens),
             guess=guess,
             kernels=quota.kernels,
@@ -57,6 +61,11 @@ class Memory:
             seeds=tuple(seeds),
             log=self.log,
         )
+
+    def _guess_all(self, role: Role, pool: Pool, tokens: int) -> None:
+        keys = [(role, tokens, config) for config in pool.configs]
+        if not all(key in self.guesses for key in keys):
+            self.guesses.update(zip(keys, pool.times(tokens), strict=True))
 
     def neighbours(self, tokens: int) -> list[LayerPlan]:
         """Return the winners of the nearest finished token counts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -51,10 +52,22 @@ class Axes:
         """Return how many configs :meth:`configs` makes."""
         return prod(len(self.values.get(name, others[name])) for name in NAMES)
 
+    def choices(self, others: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield every combination in the order of ``NAMES``, the values of axes that are not named from ``others``."""
+        yield from product(*(self.values.get(name, others[name]) for name in NAMES))
+
     def configs(self, others: Mapping[str, tuple[Any, ...]], warp_size: int) -> Iterator[MoEKernelConfig]:
-        """Yield every combination, the values of axes that are not named taken from ``others``."""
-        for chosen in product(*(self.values.get(name, others[name]) for name in NAMES)):
-            yield MoEKernelConfig(**dict(zip(NAMES, chosen, strict=True)), warp_size=warp_size)
+        """Yield every combination as a config."""
+        yield from (config_of(choice, warp_size) for choice in self.choices(others))
+
+
+@lru_cache(maxsize=1 << 15)
+def config_of(choice: tuple[Any, ...], warp_size: int) -> MoEKernelConfig:
+    """Return the config of one combination in the order of ``NAMES``.
+
+    It is one object as long as it is remembered: both GEMMs have nearly the same configs, and each is hashed once.
+    """
+    return MoEKernelConfig(**dict(zip(NAMES, choice, strict=True)), warp_size=warp_size)
 
 
 def built_in(block_ms: tuple[int, ...], structures: tuple[Structure, ...]) -> dict[str, tuple[Any, ...]]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 
-from moetune.space.axes import BLOCK_KS, BLOCK_NS, STAGES, WARPS, Axes, built_in
+from moetune.space.axes import BLOCK_KS, BLOCK_NS, NAMES, STAGES, WARPS, Axes, built_in, config_of
 from moetune.space.limits import FREE, Limits, without_ceiling
 from moetune.space.load import MANY_ROWS, ExpertLoad, sensible_block_ms
 from moetune.space.occupancy import MOST_REGISTERS, STEADY_CAPS, blocks_by_registers, blocks_by_smem, register_caps
 from moetune.space.prior import Problem
-from moetune_kernels.config import MoEKernelConfig, Role, Structure
+from moetune_kernels.config import BLOCK_SIZES, MoEKernelConfig, Role, Structure
 from moetune_kernels.shape import MoEShape
 
 # Enough row tiles of one expert side by side that its weights are read from L2, few enough that the rows stay there.
@@ -34,8 +34,14 @@ class Ground:
         problem = self.problem
         return config.why_not(problem.device, problem.shape, problem.role) or self._pointless(config)
 
+    def why_not_cap(self, config: MoEKernelConfig, cap: int) -> str | None:
+        """Say why a config that runs without a cap cannot run with one, or wins nothing by it."""
+        return config.why_not_cap(cap, self.problem.role) or self._idle_cap(config, cap)
+
     def why_outside(self, config: MoEKernelConfig) -> str | None:
         """Say which limit removes a config before it is compiled."""
+        if not self._is_limited:
+            return None
         problem = self.problem
         return self.limits.why_not(config, problem.role) or self.limits.why_never(
             config, problem.role, problem.shape, problem.device
@@ -47,9 +53,8 @@ class Ground:
         Buffers beyond the steps of the inner dimension stay empty, rows of one tile cannot be grouped, a cap of all
         registers is none, and a ceiling changes nothing of what is compiled.
         """
-        steps = ceil(self.problem.depth / config.block_k)
-        prefetch = min(config.prefetch_distance, max(steps, STAGES[0]))
-        group_m = 1 if max(self.tokens) <= config.block_m else config.group_m
+        prefetch = min(config.prefetch_distance, self._most_stages[config.block_k])
+        group_m = 1 if self._most_tokens <= config.block_m else config.group_m
         cap = None if config.max_registers == MOST_REGISTERS else config.max_registers
         if (prefetch, group_m, cap) != (config.prefetch_distance, config.group_m, config.max_registers):
             config = replace(config, prefetch_distance=prefetch, group_m=group_m, max_registers=cap)
@@ -70,6 +75,27 @@ class Ground:
         shape = self.problem.shape
         return tuple(sorted({block_m for count in self.tokens for block_m in sensible_block_ms(shape, count)}))
 
+    @cached_property
+    def _is_limited(self) -> bool:
+        return self.limits.any
+
+    @cached_property
+    def _most_tokens(self) -> int:
+        return max(self.tokens)
+
+    @cached_property
+    def _most_stages(self) -> dict[int, int]:
+        """The deepest prefetch that has an effect, by ``block_k``."""
+        return {block_k: max(ceil(self.problem.depth / block_k), STAGES[0]) for block_k in BLOCK_SIZES}
+
+    @cached_property
+    def _blocks_by_smem(self) -> Callable[[int], int]:
+        @lru_cache(maxsize=1024)
+        def found(smem_bytes: int) -> int:
+            return blocks_by_smem(smem_bytes, self.problem.device)
+
+        return found
+
     def _pointless(self, config: MoEKernelConfig) -> str | None:
         """Say why a config that runs wastes most of its threads, or what it takes away from others for nothing."""
         problem = self.problem
@@ -79,15 +105,15 @@ class Ground:
             return f"a {config.block_m}x{config.block_n} tile gives {config.num_warps} warps nothing to do"
         if config.block_m not in self.block_ms:
             return f"block_m={config.block_m} is no tile height for the rows that these token counts give an expert"
-        return self._idle_cap(config)
+        return self._idle_cap(config, config.max_registers)
 
-    def _idle_cap(self, config: MoEKernelConfig) -> str | None:
+    def _idle_cap(self, config: MoEKernelConfig, cap: int | None) -> str | None:
         """Say when the room that a cap makes on the multiprocessor stays empty, because shared memory is full."""
-        cap, problem = config.max_registers, self.problem
+        problem = self.problem
         if cap is None or cap in STEADY_CAPS or cap == self.limits.max_registers or self._is_named(cap):
             return None
         room = blocks_by_registers(cap, config.block_size)
-        fits = blocks_by_smem(config.smem_estimate(problem.device.sm, problem.shape, problem.role), problem.device)
+        fits = self._blocks_by_smem(config.smem_estimate(problem.device.sm, problem.shape, problem.role))
         return f"max_registers={cap} makes room for {room} blocks, shared memory for {fits}" if room > fits else None
 
     def _is_named(self, cap: int) -> bool:
@@ -131,7 +157,11 @@ class Enumeration:
         reason = ground.why_not(config)
         if reason is not None:
             self.drop(reason)
-            return
+        else:
+            self.keep(config, ground)
+
+    def keep(self, config: MoEKernelConfig, ground: Ground) -> None:
+        """Count one config that can run, and keep it unless a limit removes it or another one stands for it."""
         self.enumerated += 1
         outside, clamped = ground.why_outside(config), ground.clamped(config)
         if outside is not None:
@@ -157,8 +187,13 @@ def enumerate_configs(ground: Ground) -> Enumeration:
         if reason is not None:
             found.drop(reason, 1 + len(capped))  # what is wrong with a tile is wrong with every cap of it
             continue
-        for config in (base, *(replace(base, max_registers=cap) for cap in capped)):
-            found.take(config, ground)
+        found.keep(base, ground)
+        for cap in capped:
+            reason = ground.why_not_cap(base, cap)
+            if reason is not None:
+                found.drop(reason)
+            else:
+                found.keep(_with_cap(base, cap), ground)
     allowed = ground.limits.allowed(ground.problem.role)
     if allowed is None:
         return found
@@ -172,6 +207,7 @@ def enumerate_configs(ground: Ground) -> Enumeration:
     return found
 
 
+@lru_cache(maxsize=1 << 12)
 def reason_class(reason: str) -> str:
     """Return a reason with its numbers replaced, so that like reasons are counted together.
 
@@ -204,16 +240,17 @@ class _Maker:
         ground, problem = self.ground, self.ground.problem
         group_ms = {block_m: starting_group_m(problem.shape, ground.tokens, block_m) for block_m in ground.block_ms}
         free_group_m, free_caps = "group_m" not in self.axes.values, "max_registers" not in self.axes.values
-        for config in self.axes.configs(built_in(ground.block_ms, self.structures), problem.device.warp_size):
-            group_m = group_ms.get(config.block_m, 1) if free_group_m else config.group_m
-            base = config if group_m == config.group_m else replace(config, group_m=group_m)
+        for choice in self.axes.choices(built_in(ground.block_ms, self.structures)):
+            if free_group_m:
+                choice = (*choice[:-1], group_ms.get(choice[NAMES.index("block_m")], 1))  # noqa: PLW2901
+            base = config_of(choice, problem.device.warp_size)
             yield base, ground.caps(base) if free_caps else ()
 
     def configs(self) -> Iterator[MoEKernelConfig]:
         """Yield every config."""
         for base, caps in self.families():
             yield base
-            yield from (replace(base, max_registers=cap) for cap in caps)
+            yield from (_with_cap(base, cap) for cap in caps)
 
     def makes(self, config: MoEKernelConfig) -> bool:
         """Whether the config is one of the built-in ones."""
@@ -227,3 +264,18 @@ class _Maker:
             and config.group_m == starting_group_m(ground.problem.shape, ground.tokens, config.block_m)
             and (config.split_k, config.warp_size) == (1, ground.problem.device.warp_size)
         )
+
+
+def _with_cap(base: MoEKernelConfig, cap: int | None) -> MoEKernelConfig:
+    """Return an enumerated config with another register cap."""
+    choice = (
+        base.structure,
+        base.block_m,
+        base.block_n,
+        base.block_k,
+        base.num_warps,
+        base.prefetch_distance,
+        cap,
+        base.group_m,
+    )
+    return config_of(choice, base.warp_size)

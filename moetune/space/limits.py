@@ -67,7 +67,9 @@ class Limits:
     @property
     def any(self) -> bool:
         """Whether there is a limit at all."""
-        return self != Limits()
+        return bool(self.structures) or any(
+            limit is not None for limit in (self.max_smem, self.max_registers, self.file)
+        )
 
     @property
     def text(self) -> str:
@@ -109,6 +111,8 @@ class Limits:
 
         A kernel without a report is outside where a ceiling is set: nothing shows that it keeps to it.
         """
+        if not self.any:
+            return None
         outside = self.why_not(config, role)
         if outside is not None:
             return outside

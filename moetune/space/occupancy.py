@@ -17,6 +17,7 @@ FEWEST_REGISTERS = 24  # the lowest cap that a config may name
 STEADY_CAPS = (168, 128)
 
 
+@lru_cache(maxsize=64)
 def smem_ceilings(device: DeviceInfo) -> tuple[int, ...]:
     """Return the most bytes per block at which 1, 2, 3… blocks fit on a multiprocessor, the largest first.
 

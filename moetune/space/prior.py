@@ -9,8 +9,10 @@ third layer was ranked better than before (reports/2026-12-01-search-on-recordin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2
+from typing import Any
 
 from moetune.space.load import ExpertLoad
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
@@ -36,6 +38,8 @@ LOWEST_TILE = 16  # rows
 STAGE_RATE = {1: 0.5, 2: 0.78}  # of the rate with three stages or more
 DEPTH_RATE = {16: 0.6, 32: 0.92, 64: 1.0, 128: 0.92, 256: 0.84}
 STRUCTURE_RATE = {Structure.GATHER: 0.87, Structure.TMA: 0.95, Structure.TMA_PERMUTE: 1.0}
+
+Values = Any  # a number, or an array with one per config
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +69,99 @@ class Problem:
 def predict(config: MoEKernelConfig, problem: Problem, tokens: int) -> float:
     """Return the guessed time of one kernel at ``tokens`` tokens, in arbitrary units; lower is better."""
     load = ExpertLoad.of(problem.shape, tokens)
-    tiles = load.row_tiles(config.block_m) * ceil(problem.columns / config.block_n)
-    blocks = blocks_per_sm(config, problem)
-    slots = problem.device.sm_count * blocks
-    waves = max(ceil(tiles / slots), 1)
-    steps = ceil(problem.depth / config.block_k)
-    tile_flops = 2 * config.block_m * config.block_n * problem.matrices * steps * config.block_k
+    return time_of(Tile.of(config, problem), load.row_tiles(config.block_m), load, problem, FLOATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What the guess takes from a config whatever the token count: numbers, or arrays with one of each per config.
+
+    Args:
+        across: tiles side by side over the columns.
+        blocks: blocks that one multiprocessor holds.
+        flops: of one tile.
+        rate: the share of the tensor cores' rate that a multiprocessor full of such tiles reaches.
+        group_m: row tiles that share one pass over the columns.
+        under_way: stages of a block that are under way on average.
+        stage: weight bytes of one stage.
+        tall: the memory time of its height over that of the lowest tile.
+        is_copied: 1 where a launch before the GEMM copies the rows into expert order, else 0.
+    """
+
+    across: Values
+    blocks: Values
+    flops: Values
+    rate: Values
+    group_m: Values
+    under_way: Values
+    stage: Values
+    tall: Values
+    is_copied: Values
+
+    @classmethod
+    def of(cls, config: MoEKernelConfig, problem: Problem) -> Tile:
+        """Return the numbers of one config."""
+        steps = ceil(problem.depth / config.block_k)
+        return cls(
+            across=ceil(problem.columns / config.block_n),
+            blocks=blocks_per_sm(config, problem),
+            flops=2 * config.block_m * config.block_n * problem.matrices * steps * config.block_k,
+            rate=_tensor_rate(config, problem),
+            group_m=config.group_m,
+            under_way=min(config.prefetch_distance, steps) - USED_STAGES,
+            stage=problem.matrices * config.block_n * config.block_k * ACTIVATION_BYTES,
+            tall=1.0 + HEIGHT_COST * log2(config.block_m / LOWEST_TILE),
+            is_copied=int(config.structure is Structure.TMA_PERMUTE),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What the formula asks of numbers beside ``+ - * /``: on floats, or on arrays element by element."""
+
+    most: Callable[[Values, Values], Values]
+    least: Callable[[Values, Values], Values]
+    ceil: Callable[[Values], Values]
+    power: Callable[[Values, float], Values]
+
+
+FLOATS = Arithmetic(max, min, ceil, pow)
+
+
+def time_of(tile: Tile, row_tiles: Values, load: ExpertLoad, problem: Problem, of: Arithmetic) -> Values:
+    """Return the guess for one tile, or for every one of the arrays."""
+    sm_count = problem.device.sm_count
+    tiles = row_tiles * tile.across
+    waves = of.most(of.ceil(tiles / (sm_count * tile.blocks)), 1)
     # A last wave that fills only some multiprocessors still lasts as long as its tiles.
-    busiest = min(waves * blocks, ceil(tiles / problem.device.sm_count) + blocks - 1)
-    compute = busiest * tile_flops / _tensor_rate(config, problem)
-    memory = _memory_time(config, problem, load, tiles)
-    longer, shorter = max(compute, memory), min(compute, memory)
-    return longer * (1.0 + (shorter / longer) ** OVERLAP) ** (1.0 / OVERLAP) + _copy_time(config, problem, load)
+    busiest = of.least(waves * tile.blocks, of.ceil(tiles / sm_count) + tile.blocks - 1)
+    compute = busiest * tile.flops / tile.rate
+    memory = _memory_time(tile, (row_tiles, tiles), load, problem, of)
+    longer, shorter = of.most(compute, memory), of.least(compute, memory)
+    overlapped = longer * of.power(1.0 + of.power(shorter / longer, OVERLAP), 1.0 / OVERLAP)
+    return overlapped + _copy_time(load, problem) * tile.is_copied
+
+
+def _memory_time(
+    tile: Tile, counts: tuple[Values, Values], load: ExpertLoad, problem: Problem, of: Arithmetic
+) -> Values:
+    """Return the time that the weights (and the rows) take to arrive, in FLOPs of one multiprocessor.
+
+    Args:
+        tile: the tile.
+        counts: row tiles, and tiles.
+        load: of the token count.
+        problem: the GEMM.
+        of: what it is made of.
+    """
+    row_tiles, tiles = counts
+    sm_count = problem.device.sm_count
+    weights = load.touched * problem.matrices * problem.columns * problem.depth * ACTIVATION_BYTES
+    passes = of.most(of.most(row_tiles / load.touched, 1.0) / tile.group_m, 1.0)
+    rows = load.touched * load.rows * problem.depth * ACTIVATION_BYTES
+    resident = of.least(1.0 * tile.blocks, of.most(tiles / sm_count, 0.05))
+    reached = of.power(of.least(1.0, resident * tile.under_way * tile.stage / IN_FLIGHT_BYTES), STARVED)
+    return (weights * of.power(passes, 0.5) + rows) * tile.tall * FLOPS_PER_BYTE / sm_count / reached
 
 
 def blocks_per_sm(config: MoEKernelConfig, problem: Problem) -> int:
@@ -103,23 +188,7 @@ def _tensor_rate(config: MoEKernelConfig, problem: Problem) -> float:
     )
 
 
-def _memory_time(config: MoEKernelConfig, problem: Problem, load: ExpertLoad, tiles: float) -> float:
-    """Return the time that the weights (and the rows) take to arrive, in FLOPs of one multiprocessor."""
-    weights = load.touched * problem.matrices * problem.columns * problem.depth * ACTIVATION_BYTES
-    row_tiles = max(load.row_tiles(config.block_m) / load.touched, 1.0)
-    passes = max(row_tiles / config.group_m, 1.0)
-    rows = load.touched * load.rows * problem.depth * ACTIVATION_BYTES
-    stage = problem.matrices * config.block_n * config.block_k * ACTIVATION_BYTES
-    depth = min(config.prefetch_distance, ceil(problem.depth / config.block_k))
-    resident = min(float(blocks_per_sm(config, problem)), max(tiles / problem.device.sm_count, 0.05))
-    reached = min(1.0, resident * (depth - USED_STAGES) * stage / IN_FLIGHT_BYTES) ** STARVED
-    tall = 1.0 + HEIGHT_COST * log2(config.block_m / LOWEST_TILE)
-    return (weights * passes**0.5 + rows) * tall * FLOPS_PER_BYTE / problem.device.sm_count / reached
-
-
-def _copy_time(config: MoEKernelConfig, problem: Problem, load: ExpertLoad) -> float:
+def _copy_time(load: ExpertLoad, problem: Problem) -> float:
     """Return the time of the launch before the GEMM that reads all rows and writes them in expert order."""
-    if config.structure is not Structure.TMA_PERMUTE:
-        return 0.0
     copied = 2 * load.touched * load.rows * problem.depth * ACTIVATION_BYTES
     return copied * FLOPS_PER_BYTE / problem.device.sm_count

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count as count_from
 from itertools import islice
+from operator import attrgetter
+from typing import Any
 
 from moetune.space.load import MANY_ROWS, ExpertLoad, sensible_block_ms
 from moetune.space.occupancy import MOST_REGISTERS
-from moetune.space.prior import Problem, predict
+from moetune.space.pool import Pool
+from moetune.space.prior import Problem
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 
 # Shares of the limit. Low tiles are flat (many configs tie within 5% on an H200), high tiles are needles: of 576
@@ -32,6 +35,9 @@ CAPS_FIRST = {1: 128, 2: 128, 4: 128, 8: 168, 16: 168}  # by warps: the cap that
 # has its turn.
 LOW_BLOCK_M, SAME_WIDTH, NARROWEST = 32, 0.06, 16
 AGAIN, AGAIN_LOW = 0.25, 0.5  # how much less a tile's other prefetch distances promise: the polish finds these
+
+# Every choice but the cap: what a tile is told apart by, without making the config that has none.
+_tile_of = attrgetter(*(item.name for item in fields(MoEKernelConfig) if item.name != "max_registers"))
 
 Group = tuple[Structure, int]
 Cell = tuple[int, int, int]
@@ -64,16 +70,16 @@ def select(configs: Sequence[MoEKernelConfig], selector: Selector, limit: int) -
     """
     problem, tokens = selector.problem, selector.tokens
     plain, capped = _by_cap(configs, selector)
+    pool = Pool(plain, problem)
     groups: dict[Group, Iterator[MoEKernelConfig]] = {}
     for key in sorted({_group(config) for config in plain}, key=lambda key: (key[1], key[0].value)):
-        members = [config for config in plain if _group(config) == key]
-        groups[key] = _by_promise(members, problem, tokens)
+        groups[key] = _by_promise(pool.where(lambda config, key=key: _group(config) == key), tokens)
     shares = {key: _share(key, problem.role) for key in groups}
     if limit >= len(configs):
         return (*_weighted_rounds(groups, shares, limit), *capped)
-    regrouped = [] if limit >= len(plain) else _regrouped(plain, selector, int(GROUPED_SHARE * limit))
+    regrouped = [] if limit >= len(plain) else _regrouped(pool, selector, int(GROUPED_SHARE * limit))
     room = limit - len(regrouped)
-    again = _capped(plain, capped, selector, max(int(CAPPED_SHARE * limit), room - len(plain)))
+    again = _capped(pool, capped, selector, max(int(CAPPED_SHARE * limit), room - len(plain)))
     return tuple(dict.fromkeys([*_weighted_rounds(groups, shares, room - len(again)), *again, *regrouped]))
 
 
@@ -81,9 +87,9 @@ def _by_cap(
     configs: Sequence[MoEKernelConfig], selector: Selector
 ) -> tuple[list[MoEKernelConfig], list[MoEKernelConfig]]:
     """Return each tile once, without a cap where it may go without one, and the same tiles with the caps that are left."""
-    tiles: dict[MoEKernelConfig, list[MoEKernelConfig]] = {}
+    tiles: dict[tuple[Any, ...], list[MoEKernelConfig]] = {}
     for config in configs:
-        tiles.setdefault(replace(config, max_registers=None), []).append(config)
+        tiles.setdefault(_tile_of(config), []).append(config)
     plain: list[MoEKernelConfig] = []
     capped: list[MoEKernelConfig] = []
     for members in tiles.values():
@@ -106,26 +112,31 @@ def _cap_order(config: MoEKernelConfig, selector: Selector) -> tuple[bool, bool,
     return cap is not None, cap != CAPS_FIRST[config.num_warps], -height
 
 
-def _capped(
-    plain: Sequence[MoEKernelConfig], capped: Sequence[MoEKernelConfig], selector: Selector, limit: int
-) -> list[MoEKernelConfig]:
+def _capped(plain: Pool, capped: Sequence[MoEKernelConfig], selector: Selector, limit: int) -> list[MoEKernelConfig]:
     """Return at most ``limit`` tiles with a cap: the best tile of each kind with its usual cap, then the second best...
 
     Ranked without the cap, since the guess knows a cap for the room that it makes, which is not what caps were seen to do.
     """
-    problem, tokens = selector.problem, selector.tokens
-    promise = promises([replace(config, max_registers=None) for config in plain], problem, tokens)
-    waiting: dict[MoEKernelConfig, list[MoEKernelConfig]] = {}
+    promise = {_tile_of(config): found for config, found in _promises(_bare(plain), selector.tokens).items()}
+    waiting: dict[tuple[Any, ...], list[MoEKernelConfig]] = {}
     for config in capped:
-        waiting.setdefault(replace(config, max_registers=None), []).append(config)
+        waiting.setdefault(_tile_of(config), []).append(config)
     places: Counter[Group] = Counter()
     ranked: list[tuple[int, float, MoEKernelConfig]] = []
     for tile in sorted(waiting, key=lambda tile: promise[tile]):
+        group = _group(waiting[tile][0])
         for turn, config in enumerate(sorted(waiting[tile], key=lambda config: _cap_order(config, selector))):
-            ranked.append((places[_group(tile)] + turn * len(waiting), promise[tile], config))
-        places[_group(tile)] += 1
+            ranked.append((places[group] + turn * len(waiting), promise[tile], config))
+        places[group] += 1
     ranked.sort(key=lambda item: item[:2])
     return [config for _, _, config in ranked[:limit]]
+
+
+def _bare(pool: Pool) -> Pool:
+    """Return the pool with every config's cap left away."""
+    if all(config.max_registers is None for config in pool.configs):
+        return pool
+    return Pool([replace(config, max_registers=None) for config in pool.configs], pool.problem)
 
 
 def _group(config: MoEKernelConfig) -> Group:
@@ -141,11 +152,10 @@ def _share(group: Group, role: Role) -> float:
     return STRUCTURE_SHARE[structure] * BLOCK_M_SHARE[block_m]
 
 
-def _by_promise(
-    configs: Sequence[MoEKernelConfig], problem: Problem, tokens: Sequence[int]
-) -> Iterator[MoEKernelConfig]:
+def _by_promise(pool: Pool, tokens: Sequence[int]) -> Iterator[MoEKernelConfig]:
     """Yield configs best first; a tile's second prefetch distance waits until every promising tile had its first."""
-    promise = promises(configs, problem, tokens)
+    promise = _promises(pool, tokens)
+    configs = pool.configs
     cells: dict[Cell, list[MoEKernelConfig]] = {}
     for config in sorted(configs, key=lambda config: promise[config]):
         cells.setdefault((config.block_n, config.block_k, config.num_warps), []).append(config)
@@ -168,13 +178,21 @@ def promises(
     configs: Iterable[MoEKernelConfig], problem: Problem, tokens: Sequence[int]
 ) -> dict[MoEKernelConfig, float]:
     """Return each config's guessed time over the best guess at that token count, at the count that suits it most."""
-    pool = list(configs)
-    best: dict[MoEKernelConfig, float] = dict.fromkeys(pool, float("inf"))
+    return _promises(Pool([*configs], problem), tokens)
+
+
+def _promises(pool: Pool, tokens: Sequence[int]) -> dict[MoEKernelConfig, float]:
+    problem = pool.problem
+    best: dict[MoEKernelConfig, float] = dict.fromkeys(pool.configs, float("inf"))
     for tokens_asked in _distinct_loads(problem, tokens):
         sensible = set(sensible_block_ms(problem.shape, tokens_asked))
-        guesses = {config: predict(config, problem, tokens_asked) for config in pool if config.block_m in sensible}
-        fastest = min(guesses.values(), default=1.0)
-        for config, guess in guesses.items():
+        guesses = [
+            (config, guess)
+            for config, guess in zip(pool.configs, pool.times(tokens_asked), strict=True)
+            if config.block_m in sensible
+        ]
+        fastest = min((guess for _, guess in guesses), default=1.0)
+        for config, guess in guesses:
             best[config] = min(best[config], guess / fastest)
     return best
 
@@ -187,20 +205,22 @@ def _distinct_loads(problem: Problem, tokens: Sequence[int]) -> list[int]:
     return [ordered[round(place * (len(ordered) - 1) / 5)] for place in range(6)]
 
 
-def _regrouped(configs: Sequence[MoEKernelConfig], selector: Selector, limit: int) -> list[MoEKernelConfig]:
+def _regrouped(pool: Pool, selector: Selector, limit: int) -> list[MoEKernelConfig]:
     """Return at most ``limit`` of the best tall tiles with another ``group_m``: each kind's best, then its second..."""
     problem, most = selector.problem, max(selector.tokens)
     if ExpertLoad.of(problem.shape, most).rows <= MANY_ROWS:
         return []
     sensible = set(sensible_block_ms(problem.shape, most))
     kinds: dict[Group, list[MoEKernelConfig]] = {}
-    for config in sorted(configs, key=lambda config: predict(config, problem, most)):
+    configs = pool.configs
+    guesses = dict(zip(configs, pool.times(most), strict=True))
+    for config in sorted(configs, key=lambda config: guesses[config]):
         worthy = config.block_m in sensible and _share(_group(config), problem.role) > GATE_UP_256_SHARE
         if worthy and config.group_m not in (1, *OTHER_GROUP_MS):
             kinds.setdefault(_group(config), []).append(config)
     order = sorted(
         (
-            (place, predict(config, problem, most), config)
+            (place, guesses[config], config)
             for members in kinds.values()
             for place, config in enumerate(members[:limit])
         ),

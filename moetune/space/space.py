@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import log2
+from types import MappingProxyType
 
 from moetune.outcome import Compiled
 from moetune.space.axes import BLOCK_KS, BLOCK_NS, GROUP_MS, STAGES, WARPS
@@ -13,6 +15,7 @@ from moetune.space.enumerate import Ground, enumerate_configs, starting_group_m
 from moetune.space.limits import FREE, Limits
 from moetune.space.load import ExpertLoad, sensible_block_ms
 from moetune.space.occupancy import STEADY_CAPS, smem_ceiling
+from moetune.space.pool import Pool
 from moetune.space.prior import Problem
 from moetune.space.select import Selector, promises, select
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
@@ -60,6 +63,25 @@ class Space:
     ceilings: Counter[int] = field(default_factory=Counter[int])
     firsts: Mapping[MoEKernelConfig, MoEKernelConfig] = field(default_factory=dict[MoEKernelConfig, MoEKernelConfig])
     reserve: tuple[MoEKernelConfig, ...] = ()
+    _pools: dict[frozenset[int], Pool] = field(
+        default_factory=dict[frozenset[int], Pool], init=False, repr=False, compare=False
+    )
+    _beside: dict[tuple[MoEKernelConfig, bool], tuple[MoEKernelConfig, ...]] = field(
+        default_factory=dict[tuple[MoEKernelConfig, bool], tuple[MoEKernelConfig, ...]],
+        init=False,
+        repr=False,
+        compare=False,
+    )
+
+    def pool(self, tokens: int) -> Pool:
+        """Return the candidates and the reserve whose tile heights make sense at ``tokens``, in this order."""
+        sensible = frozenset(sensible_block_ms(self.shape, tokens))
+        if not self._pools:
+            everything, problem = (*self.configs, *self.reserve), Problem(self.shape, self.device, self.role)
+            self._pools[frozenset()] = Pool(everything, problem)
+        if sensible not in self._pools:
+            self._pools[sensible] = self._pools[frozenset()].where(lambda config: config.block_m in sensible)
+        return self._pools[sensible]
 
     def by_promise(self, configs: Sequence[MoEKernelConfig], tokens: int) -> list[MoEKernelConfig]:
         """Return ``configs`` with the most promising for ``tokens`` first; equal guesses keep their order."""
@@ -80,9 +102,15 @@ class Space:
 
         None is outside the limits, and none is another spelling of a config that was enumerated.
         """
+        grouped = ExpertLoad.of(self.shape, tokens).rows > config.block_m
+        if (config, grouped) not in self._beside:
+            self._beside[config, grouped] = tuple(self._legal_moves(config, grouped=grouped))
+        return list(self._beside[config, grouped])
+
+    def _legal_moves(self, config: MoEKernelConfig, *, grouped: bool) -> list[MoEKernelConfig]:
         ground = Ground(Problem(self.shape, self.device, self.role), self.tokens, self.limits)
         found: dict[MoEKernelConfig, None] = {}
-        for moved in self._moves(config, tokens, ground):
+        for moved in self._moves(config, ground, grouped=grouped):
             if ground.why_not(moved) is None and ground.why_outside(moved) is None and self._is_first(moved, ground):
                 found[moved] = None
         found.pop(config, None)
@@ -96,10 +124,9 @@ class Space:
             known = self.firsts.get(ground.clamped(config), config)
         return known == config
 
-    def _moves(self, config: MoEKernelConfig, tokens: int, ground: Ground) -> Iterator[MoEKernelConfig]:
-        groups = _nearest_first(config.group_m, self._values("group_m", GROUP_MS))
-        if ExpertLoad.of(self.shape, tokens).rows <= config.block_m:
-            groups = ()  # how row tiles are grouped changes nothing while an expert has one
+    def _moves(self, config: MoEKernelConfig, ground: Ground, *, grouped: bool) -> Iterator[MoEKernelConfig]:
+        # How row tiles are grouped changes nothing while an expert has one.
+        groups = _nearest_first(config.group_m, self._values("group_m", GROUP_MS)) if grouped else ()
         yield from (replace(config, group_m=group_m) for group_m in groups[:2])
         yield from (replace(config, structure=structure) for structure in Structure)
         for name, values in (("prefetch_distance", STAGES), ("block_n", BLOCK_NS)):
@@ -169,8 +196,20 @@ def candidates(
     >>> len(candidates(shape, TARGETS["sm_90"], Role.DOWN, (1, 64, 4096), limit=40).configs)
     40
     """
-    problem = Problem(shape, device, role)
-    ground = Ground(problem, tuple(tokens), limits)
+    if limits.any:  # a space file's tables are no key
+        return _candidates(Problem(shape, device, role), tuple(tokens), limit, limits)
+    found = _free_candidates(Problem(shape, device, role), tuple(tokens), limit)
+    return replace(found, removed=found.removed.copy(), outside=found.outside.copy(), ceilings=found.ceilings.copy())
+
+
+@lru_cache(maxsize=16)
+def _free_candidates(problem: Problem, tokens: tuple[int, ...], limit: int) -> Space:
+    """Return the candidates without limits; what a caller could change in it is copied before it is given away."""
+    return _candidates(problem, tokens, limit, FREE)
+
+
+def _candidates(problem: Problem, tokens: tuple[int, ...], limit: int, limits: Limits) -> Space:
+    ground = Ground(problem, tokens, limits)
     found = enumerate_configs(ground)
     selector = Selector(
         problem,
@@ -180,10 +219,10 @@ def candidates(
     )
     chosen = select(found.configs, selector, limit)
     return Space(
-        shape,
-        device,
-        role,
-        tuple(tokens),
+        problem.shape,
+        problem.device,
+        problem.role,
+        tokens,
         chosen,
         len(found.legal),
         found.removed,
@@ -191,12 +230,20 @@ def candidates(
         outside=found.outside,
         duplicates=found.duplicates,
         heights=frozenset(config.block_m for config in found.configs),
-        ceilings=Counter(
-            smem_ceiling(config.smem_estimate(device.sm, shape, role), device) for config in found.configs
-        ),
-        firsts=found.legal,
+        ceilings=_by_ceiling(found.configs, problem),
+        firsts=MappingProxyType(found.legal),
         reserve=_reserve(found.configs, chosen, limits),
     )
+
+
+def _by_ceiling(configs: Sequence[MoEKernelConfig], problem: Problem) -> Counter[int]:
+    """Count configs by the lowest shared-memory ceiling that they keep to, as far as the estimate tells."""
+    device = problem.device
+    sizes = Counter(config.smem_estimate(device.sm, problem.shape, problem.role) for config in configs)
+    found: Counter[int] = Counter()
+    for smem_bytes, count in sizes.items():
+        found[smem_ceiling(smem_bytes, device)] += count
+    return found
 
 
 def _reserve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import erf, exp, inf, log, pi, sqrt
+from math import erf, inf, log, pi, sqrt
 
 import numpy as np
 
@@ -59,16 +59,20 @@ class View:
         Each is chosen as if the ones before it had been tried and were as expected, so that near ones do not come
         together.
         """
-        near = self.by_expectation(configs)[:CANDIDATES]
-        if not near or count <= 0:
+        if not configs or count <= 0:
             return []
-        expected = self.expected(near)
+        expected = self.expected(configs)
+        order = np.argsort(expected, kind="stable")[:CANDIDATES]
+        expected = expected[order]
+        near: list[MoEKernelConfig] = [configs[place] for place in order]
         best = log(self._best_us) if self._best_us < inf else float(expected.min())
         untaken = np.ones(len(near))
         covariance = self._surrogate.spread(near, self._terrain.tokens)
+        variances = np.diag(covariance).copy()
         chosen: list[MoEKernelConfig] = []
+        learnt: list[tuple[Array, float]] = []  # what each one chosen tells of the others, and its own variance
         for _ in range(min(count, len(near))):
-            spreads = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+            spreads = np.sqrt(np.maximum(variances, 1e-12))
             gains = untaken * _gains(best - expected, spreads)
             place = int(np.argmax(gains))
             if gains[place] < LEAST_GAIN:
@@ -76,15 +80,18 @@ class View:
             chosen.append(near[place])
             untaken[place] = 0.0
             column = covariance[:, place].copy()
-            covariance -= np.outer(column, column) / (column[place] + NOISE**2)
+            for other, variance in learnt:  # only the columns of those chosen are ever asked for
+                column -= other * other[place] / variance
+            learnt.append((column, float(column[place] + NOISE**2)))
+            variances -= column * column / learnt[-1][1]
         return chosen
 
 
 def _gains(lead: Array, spreads: Array) -> Array:
     """Return the expected gain of normal variables that are expected ``lead`` under the best."""
     scaled = lead / spreads
-    below = np.array([0.5 * (1.0 + erf(value / sqrt(2.0))) for value in scaled])
-    density = np.array([exp(-0.5 * min(value * value, 700.0)) / sqrt(2.0 * pi) for value in scaled])
+    below = 0.5 * (1.0 + np.array([*map(erf, (scaled / sqrt(2.0)).tolist())]))
+    density = np.exp(-0.5 * np.minimum(scaled * scaled, 700.0)) / sqrt(2.0 * pi)
     return lead * below + spreads * density
 
 

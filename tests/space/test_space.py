@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import pickle
+from collections import Counter
 from dataclasses import fields, replace
 
 import pytest
 
-from moetune.space import candidates, reason_class, recorded_space, sensible_block_ms
+from moetune.space import Limits, candidates, reason_class, recorded_space, sensible_block_ms
+from moetune.space.enumerate import Ground, enumerate_configs
 from moetune.space.occupancy import register_caps
-from moetune_kernels.config import Role, Structure
+from moetune.space.pool import Pool
+from moetune.space.prior import Problem, predict
+from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.device import TARGETS
 from moetune_kernels.shape import MoEShape
 
@@ -153,3 +158,92 @@ def test_a_replay_leaves_its_recorded_candidates_nowhere_to_go():
 def test_the_space_is_the_same_every_time():
     first, second = (candidates(QWEN, H200, Role.GATE_UP, LADDER, limit=120) for _ in range(2))
     assert first.configs == second.configs
+
+
+# what makes it fast, and may not be seen
+
+
+@pytest.fixture
+def fresh_spaces():
+    from moetune.space import space
+
+    space._free_candidates.cache_clear()
+    yield space._free_candidates
+    space._free_candidates.cache_clear()
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_pool_is_guessed_to_the_last_bit_as_its_configs_one_by_one(target, role):
+    for shape in (MIXTRAL, QWEN, ODD):
+        problem = Problem(shape, TARGETS[target], role)
+        configs = enumerate_configs(Ground(problem, LADDER)).configs[::7]
+        pool = Pool(configs, problem)
+        tall = pool.where(lambda config: config.block_m >= 64)
+        for tokens in (1, 3, 64, 300, 16384):
+            assert pool.times(tokens) == [predict(config, problem, tokens) for config in configs]
+            assert tall.times(tokens) == [predict(config, problem, tokens) for config in tall.configs]
+        assert all(config.block_m >= 64 for config in tall.configs)
+    assert Pool((), problem).times(1) == []
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
+def test_a_tile_is_asked_once_whether_it_can_run_and_not_once_per_register_cap(role, monkeypatch):
+    asked = Counter()
+    why_not = MoEKernelConfig.why_not
+    monkeypatch.setattr(MoEKernelConfig, "why_not", lambda self, *on: asked.update(["all"]) or why_not(self, *on))
+    found = enumerate_configs(Ground(Problem(MIXTRAL, H200, role), LADDER))
+    tiles = (3 if role is Role.GATE_UP else 2) * 5 * 5 * 4 * 3 * 5  # structures, block_m, n, k, warps, stages
+    assert asked["all"] == tiles
+    assert found.enumerated > 6 * tiles
+    for config in found.configs[::11]:
+        assert Ground(Problem(MIXTRAL, H200, role), LADDER).why_not(config) is None  # caps and all
+
+
+def test_the_cap_rule_of_a_tile_is_the_rule_of_the_config_with_that_cap():
+    ground = Ground(Problem(MIXTRAL, H200, Role.GATE_UP), LADDER)
+    answers = Counter()
+    for base in [config for config in enumerate_configs(ground).configs if config.max_registers is None][::5]:
+        for cap in ground.caps(base):
+            reason = ground.why_not(replace(base, max_registers=cap))
+            assert ground.why_not_cap(base, cap) == reason
+            answers[reason and reason_class(reason)] += 1
+    assert len(answers) == 3  # it may run, the cap is under the accumulators, the room stays empty
+
+
+def test_a_space_asked_for_again_is_not_enumerated_again_and_no_caller_can_change_it(fresh_spaces):
+    asked = QWEN, H200, Role.DOWN, LADDER, 31
+    first = candidates(*asked)
+    assert fresh_spaces.cache_info().misses == 1
+    legal, removed = first.legal, dict(first.removed)
+    first.removed.clear()
+    first.outside["mine"] += 1
+    first.ceilings.clear()
+    with pytest.raises(TypeError):
+        first.firsts[first.configs[0]] = first.configs[1]
+    first.neighbours(first.configs[0], 64).clear()
+    second = candidates(*asked)
+    assert fresh_spaces.cache_info().hits == 1
+    assert (second.legal, dict(second.removed), second.outside.total()) == (legal, removed, 0)
+    assert second.ceilings.total() == legal
+    assert second.neighbours(second.configs[0], 64) == first.neighbours(first.configs[0], 64) != []
+    candidates(QWEN, H200, Role.DOWN, LADDER[1:], 31)
+    assert fresh_spaces.cache_info().misses == 2
+
+
+def test_limits_are_never_answered_from_a_space_without_limits(fresh_spaces):
+    free = candidates(QWEN, H200, Role.DOWN, LADDER, 31)
+    limited = candidates(QWEN, H200, Role.DOWN, LADDER, 31, limits=Limits(structures=(Structure.GATHER,)))
+    assert {config.structure for config in limited.configs} == {Structure.GATHER} != {c.structure for c in free.configs}
+
+
+def test_both_gemms_share_their_configs_and_a_hash_is_not_carried_to_another_process():
+    spaces = [candidates(MIXTRAL, H200, role, LADDER, 100_000) for role in Role]
+    known = {config: config for config in spaces[0].configs}
+    shared = [config for config in spaces[1].configs if config in known]
+    assert len(shared) > 1000
+    assert all(known[config] is config for config in shared)
+    hash(shared[0])
+    again = pickle.loads(pickle.dumps(shared[0]))
+    assert not hasattr(again, "_hash")
+    assert (again, hash(again)) == (shared[0], hash(shared[0]))

@@ -14,7 +14,18 @@ from moetune.engine.rehearsal import rehearse, truth_of
 from moetune.outcome import Failed, FailureKind, Figure, Measured
 from moetune.space.prior import Problem, predict
 from moetune.strategies import STRATEGIES, Guided, Terrain, TrialLog
-from moetune.strategies.surrogate import NOISE, Sighting, Surrogate
+from moetune.strategies.surrogate import (
+    LEVEL,
+    NOISE,
+    ROUGH,
+    ROUGH_DOUBLING,
+    ROUGHER,
+    SMOOTH,
+    SMOOTH_DOUBLING,
+    Sighting,
+    Surrogate,
+    encoded,
+)
 from moetune.strategies.view import View
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.device import TARGETS
@@ -199,6 +210,37 @@ def test_what_was_measured_is_expected_as_measured_and_known_to_the_noise():
     spread = model.spread(CONFIGS, 64)
     assert float(np.diag(spread).max()) < (2 * NOISE) ** 2
     assert float(np.diag(Surrogate([]).spread(CONFIGS, 64)).min()) > 0.1**2
+
+
+def test_the_model_is_the_dense_gaussian_process_that_it_shortens():
+    """Written apart from the code: every sighting with every other, nothing shared between configs or counts."""
+    sightings = [
+        Sighting(config, tokens, 0.01 * (place % 7) + 0.02 * (tokens == 2048))
+        for tokens in (64, 2048, 4096)
+        for place, config in enumerate(CONFIGS[: 24 if tokens != 64 else 5])
+    ]
+
+    def prior(ones, others):
+        distance = ((encoded([c for c, _ in ones])[:, None] - encoded([c for c, _ in others])[None]) ** 2).sum(2)
+        counts = [np.log2([tokens for _, tokens in part]) for part in (ones, others)]
+        doublings = np.abs(counts[0][:, None] - counts[1][None])
+        smooth = SMOOTH**2 * np.exp(-distance - SMOOTH_DOUBLING * doublings)
+        return (
+            LEVEL**2 * (doublings == 0) + smooth + ROUGH**2 * np.exp(-ROUGHER * distance - ROUGH_DOUBLING * doublings)
+        )
+
+    seen = [(sighting.config, sighting.tokens) for sighting in sightings]
+    errors = np.array([sighting.error for sighting in sightings])
+    inverse = np.linalg.inv(prior(seen, seen) + NOISE**2 * np.eye(len(seen)))
+    model = Surrogate(sightings)
+    for tokens in (64, 512):
+        here = [(config, tokens) for config in CONFIGS]
+        cross = prior(here, seen)
+        unseen = LEVEL**2 if tokens == 512 else 0.0
+        expected = errors.mean() + cross @ inverse @ (errors - errors.mean())
+        assert model.errors(CONFIGS, tokens) == pytest.approx(expected, abs=1e-7)
+        wide = prior(here, here) - cross @ inverse @ cross.T - unseen
+        assert model.spread(CONFIGS, tokens) == pytest.approx(wide, abs=1e-7)
 
 
 def test_a_batch_is_not_made_of_near_copies():
