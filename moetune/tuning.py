@@ -17,6 +17,7 @@ from moetune.engine.budget import Budget
 from moetune.engine.entries import with_ranges
 from moetune.engine.events import Emit, Event, GpuAwaited, SweepStarted, TokenFailed, Warned
 from moetune.engine.held_down import HeldDown
+from moetune.engine.ladder import gaps
 from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels, order
 from moetune.engine.session import Job, Ports, Session, SessionResult
@@ -244,7 +245,7 @@ def _job(request: SweepRequest, budget: Budget) -> Job:
         budget=budget,
         kernels=kernels - polish,
         polish=polish,
-        probes=len(request.tokens) - 1,
+        probes=len(request.tokens) - 1 if request.between else 0,
         seed=request.seed,
         noise=request.noise,
         strict=request.strict,
@@ -273,7 +274,8 @@ def _gpu_backend(request: SweepRequest) -> IsolatedBackend:
     settings = GpuSettings(
         shape=request.shape, device_index=request.device_index, seed=request.seed, routing=request.routing
     )
-    return open_isolated(settings, device, order(request.tokens))
+    between = [count for _, count, _ in gaps(dict.fromkeys(request.tokens))] if request.between else []
+    return open_isolated(settings, device, [*order(request.tokens), *between])
 
 
 def _gpu_bed(backend: IsolatedBackend, request: SweepRequest) -> Bed:

@@ -153,6 +153,7 @@ def sweep(
     run_sweep(
         shape=layer.shape,
         tokens=counts,
+        between=tokens == SWEEP_TOKENS,  # counts that somebody chose are all that the table gets
         routing=parse_routing(routing),
         noise=parse_noise(noise),
         strict=strict,

@@ -54,8 +54,8 @@ class Bench:
         compiled: what the compiler reported of every kernel that may run.
         loaded: kernels that this process launched at least once.
         under_way: kernels that the compiler has, in the order in which it was given them.
-        compiles: kernels of each role that went to the compiler.
-        tried: configs of each role screened at each token count.
+        promised: kernels of the first round: a search may count on them, because they are compiled soon.
+        requested: every kernel that was asked for in this sweep, in that order.
         why_outside: which of the user's limits removes a kernel from the race; what is outside is compiled and timed
             only as part of the default plan, and no trial says so, since another sweep has other limits.
     """
@@ -67,20 +67,25 @@ class Bench:
     compiled: dict[Kernel, Compiled] = field(default_factory=dict[Kernel, Compiled])
     loaded: set[Kernel] = field(default_factory=set[Kernel])
     under_way: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
-    compiles: Counter[Role] = field(default_factory=Counter[Role])
+    promised: set[Kernel] = field(default_factory=set[Kernel])
+    requested: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
     trials: int = 0
     failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
     why_outside: Callable[[Role, MoEKernelConfig], str | None] = lambda _, __: None
-    tried: Counter[tuple[Role, int]] = field(default_factory=Counter[tuple[Role, int]])
     _ended: int = 0
     _dropped: int = 0
-
-    def __post_init__(self) -> None:
-        self.tried.update((ROLE_OF[subject], tokens) for subject, tokens, _ in self.screened if subject in ROLE_OF)
 
     def inside(self, role: Role) -> list[MoEKernelConfig]:
         """Return the compiled kernels of a role that keep to the user's limits."""
         return [config for one, config in self.compiled if one is role and self.why_outside(role, config) is None]
+
+    def at_hand(self, role: Role) -> list[MoEKernelConfig]:
+        """Return every kernel of a role that somebody asked for, compiled or not, inside the limits as far as is known.
+
+        Those that failed too: what a search is offered must not depend on how far the compiler is.
+        """
+        asked = (config for one, config in self.requested if one is role)
+        return [config for config in asked if self.why_outside(role, config) is None]
 
     def end(self, trial: Trial) -> Outcome:
         """Write one ended trial down and return its outcome."""
@@ -88,8 +93,6 @@ class Bench:
         if isinstance(trial.outcome, Failed):
             self.failures[trial.outcome.kind] += 1
         if trial.stage is Stage.SCREEN:
-            if trial.subject in ROLE_OF and (trial.subject, trial.tokens, trial.choice) not in self.screened:
-                self.tried[ROLE_OF[trial.subject], trial.tokens] += 1
             self.screened[trial.subject, trial.tokens, trial.choice] = trial
         self.journal.record(trial)
         self.emit(TrialEnded(trial))
@@ -99,17 +102,18 @@ class Bench:
 
     def request(self, wanted: Iterable[Kernel]) -> None:
         """Have kernels compiled that are not, the first ones first and all of them before whatever waits already."""
-        asked = [kernel for kernel in dict.fromkeys(wanted) if self.is_wanted(kernel)]
+        kernels = dict.fromkeys(wanted)
+        self.requested.update(kernels)
+        asked = [kernel for kernel in kernels if self._is_wanted(kernel)]
         if not asked:
             return
         waiting = dict.fromkeys(self.backend.withdraw())
         fresh = [kernel for kernel in asked if kernel not in self.under_way]
         self.backend.submit(dict.fromkeys((*(one for one in asked if one in waiting or one in fresh), *waiting)))
         self.under_way.update(dict.fromkeys(fresh))
-        self.compiles.update(role for role, _ in fresh)
         self._emit_progress()
 
-    def is_wanted(self, kernel: Kernel) -> bool:
+    def _is_wanted(self, kernel: Kernel) -> bool:
         """Whether nobody knows yet how the kernel's compile ends."""
         role, config = kernel
         return kernel not in self.compiled and (SUBJECT_OF[role], EVERY_COUNT, config) not in self.screened
@@ -134,9 +138,9 @@ class Bench:
             self.collect(min(WAIT_S, max(deadline.left_s, 0.0)))
         return True
 
-    def await_all(self, deadline: Deadline) -> bool:
-        """Wait until nothing is under way; False when the deadline passed, and what no compiler has begun is given up."""
-        while self.under_way:
+    def await_promised(self, deadline: Deadline) -> bool:
+        """Wait for the first round; False when the deadline passed, and what no compiler has begun is given up."""
+        while self.promised & self.under_way.keys():
             if deadline.passed:
                 self.give_up_compiling()
                 return False
@@ -146,9 +150,9 @@ class Bench:
     def give_up_compiling(self) -> None:
         """Take back what no compiler has begun."""
         waiting = self.backend.withdraw()
-        for role, config in waiting:
-            del self.under_way[role, config]
-            self.compiles[role] -= 1
+        for kernel in waiting:
+            del self.under_way[kernel]
+            del self.requested[kernel]
         self._emit_progress()
 
     def _emit_progress(self) -> None:

@@ -26,7 +26,6 @@ LAST_ROUNDS = 40  # of the last heat, were all its plans timed equally often: 16
 CAPTURE_S = 5e-3  # one layer's graph
 GATE_UP_SHARE = 0.66  # of a layer's time
 BEST_RATIO, ENTRANT_RATIO = 1.3, 1.9  # over the bound: a finisher's time, and any entrant's
-ROUND_S = 1.3  # a round of compiles lasts as long as its slowest
 KERNEL_S = 0.1  # of a compile pool of 15 processes
 COUNTERS_S, COUNTERS_ENTRY_S, COUNTERS_BYTE_S = 9.0, 0.1, 1.1e-9  # ncu starts, and makes the weights again
 # What follows is estimated, not read off: comparing one output with its reference takes one wait; odd problems are posed
@@ -58,12 +57,10 @@ class Costs:
     Args:
         shape: the layer.
         ceilings: what the device reaches.
-        kernel_s: seconds per compiled kernel when many are compiled.
     """
 
     shape: MoEShape
     ceilings: Ceilings
-    kernel_s: float = KERNEL_S
     _foreseen_s: float = field(default=TRUST_S)
     _seen_s: float = field(default=TRUST_S)
 

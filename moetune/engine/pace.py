@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moetune.engine.backend import Kernel
 from moetune.engine.bench import Bench
@@ -32,6 +32,7 @@ class Pace:
         spaces: the candidates of each role.
         tokens: the whole ladder.
         polish: kernels that searches may have compiled, both roles and all counts together.
+        asked: configs that searches asked for, of each role at each token count.
     """
 
     budget: Budget
@@ -40,9 +41,10 @@ class Pace:
     spaces: Mapping[Role, Space]
     tokens: tuple[int, ...]
     polish: int
+    asked: Counter[tuple[Role, int]] = field(default_factory=Counter[tuple[Role, int]])
 
     def __post_init__(self) -> None:
-        self._first_round = Counter(self.bench.compiles)
+        self._first_round = self._requested()
         shape = self.costs.shape
         rows = {tokens: ExpertLoad.of(shape, tokens).rows for tokens in self.tokens}
         self._quotas = quotas(rows, self.polish // len(Role))
@@ -82,12 +84,12 @@ class Pace:
 
     def quota(self, role: Role, tokens: int) -> Quota:
         """Return what a survey of ``role`` at ``tokens`` may try, and ask the compiler for."""
-        spent = self.bench.compiles[role] - self._first_round[role]
+        spent = self._requested()[role] - self._first_round[role]
         return carried_over(self._quotas, tokens, spent)
 
     def rest(self, role: Role, tokens: int) -> Quota:
         """Return what a race of ``role`` at ``tokens`` may try of what is compiled, besides what was tried there."""
-        left = self._quotas[tokens].trials - self.bench.tried[role, tokens]
+        left = self._quotas[tokens].trials - self.asked[role, tokens]
         return Quota(trials=max(left, FEWEST_TRIALS), kernels=0)
 
     def survey_deadline(self, counts: Sequence[int]) -> Deadline | None:
@@ -104,6 +106,9 @@ class Pace:
             return None
         return Deadline(self.budget.clock() + left_s, self.budget.clock).after(SURVEY_SHARE)
 
+    def _requested(self) -> Counter[Role]:
+        return Counter(role for role, _ in self.bench.requested)
+
     def _cost(self, tokens: int, loaded: set[Kernel] | None = None) -> CountCost:
         return self.costs.of_count(tokens, self._entrants(tokens, set(self.bench.loaded) if loaded is None else loaded))
 
@@ -113,7 +118,7 @@ class Pace:
         for role in Role:
             pool = [
                 config
-                for config in self.bench.inside(role)
+                for config in self.bench.at_hand(role)
                 if config.block_m in self._sensible[tokens] and self.bench.known(role, tokens, config) is None
             ]
             count = min(self.rest(role, tokens).trials, len(pool))

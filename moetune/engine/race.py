@@ -83,12 +83,17 @@ class Race:
         bench: where trials happen.
         role: which GEMM.
         tokens: the open token count.
+
+    Attributes:
+        was_cut: whether a deadline cut it short.
+        asked: every config that a search of this sweep asked for.
     """
 
     bench: Bench
     role: Role
     tokens: int
     was_cut: bool = False
+    asked: dict[MoEKernelConfig, None] = field(default_factory=dict[MoEKernelConfig, None])
     _entrants: dict[MoEKernelConfig, None] = field(default_factory=dict[MoEKernelConfig, None])
     _late: dict[MoEKernelConfig, None] = field(default_factory=dict[MoEKernelConfig, None])
 
@@ -101,27 +106,41 @@ class Race:
     # part one
 
     def enter(self, strategy: Strategy, deadline: Deadline) -> None:
-        """Time what the search asks for; what has to be compiled first is left for :meth:`enter_late`."""
+        """Time what the search asks for; what is compiled for it alone is left for :meth:`enter_late`."""
         while asked := strategy.ask(BATCH):
+            self.asked.update(dict.fromkeys(asked))
             self.bench.request((self.role, config) for config in asked)
-            self.bench.collect()
-            for config in asked:
-                if self._is_cut(len(self._entrants), deadline):
-                    return
-                if (self.role, config) in self.bench.under_way:
-                    self._late[config] = None
-                else:
+            self._late.update(dict.fromkeys(config for config in asked if self._is_late(config)))
+            waiting = dict.fromkeys(config for config in asked if config not in self._late)
+            while waiting:
+                ready = self._ready(waiting, deadline)
+                for config in ready:
+                    if self._is_cut(len(self._entrants), deadline):
+                        return
+                    del waiting[config]
                     strategy.tell(config, self._time(config))
+                if not ready:
+                    return
 
     def enter_late(self, deadline: Deadline) -> None:
         """Time what was left, each as it comes from the compiler."""
         while self._late and not self._is_cut(len(self._entrants), deadline):
-            if not self.bench.await_any([(self.role, config) for config in self._late], deadline):
-                self.was_cut = True
-                return
-            for config in [one for one in self._late if (self.role, one) not in self.bench.under_way]:
+            ready = self._ready(self._late, deadline)
+            for config in ready:
                 del self._late[config]
                 self._time(config)
+            if not ready:
+                return
+
+    def _is_late(self, config: MoEKernelConfig) -> bool:
+        kernel = self.role, config
+        return kernel in self.bench.under_way and kernel not in self.bench.promised
+
+    def _ready(self, configs: Collection[MoEKernelConfig], deadline: Deadline) -> list[MoEKernelConfig]:
+        """Return those of ``configs`` that no compiler has any more, waiting for one; none when the deadline passed first."""
+        if not self.bench.await_any([(self.role, config) for config in configs], deadline):
+            self.was_cut = True
+        return [config for config in configs if (self.role, config) not in self.bench.under_way]
 
     def _time(self, config: MoEKernelConfig) -> Measured | Failed:
         self._entrants[config] = None

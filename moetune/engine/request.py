@@ -23,6 +23,7 @@ class SweepRequest:
     Args:
         shape: the layer.
         tokens: token counts to tune.
+        between: look between these too, and tune those where no neighbour's plan is good enough.
         budget_s: wall seconds; None for no limit.
         device_index: CUDA device, relative to CUDA_VISIBLE_DEVICES.
         out_dir: where the table goes; None for the user's tables, or ``./moetune-replay`` without a GPU.
@@ -41,6 +42,7 @@ class SweepRequest:
 
     shape: MoEShape
     tokens: tuple[int, ...]
+    between: bool = False
     budget_s: float | None = None
     device_index: int = 0
     out_dir: Path | None = None

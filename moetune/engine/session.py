@@ -16,7 +16,7 @@ from moetune.engine.backend import Backend, Ceilings, Kernel
 from moetune.engine.bench import Bench, Journal, Key
 from moetune.engine.budget import Allowance, Budget
 from moetune.engine.compose import block_ms, compose
-from moetune.engine.costs import KERNEL_S, Costs
+from moetune.engine.costs import Costs
 from moetune.engine.counting import count_winners
 from moetune.engine.decide import NOISE, distrusted
 from moetune.engine.entries import entry_of, with_figures, with_ranges, with_switch
@@ -48,7 +48,6 @@ from moetune_kernels.config import Role
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.table import Entry
 
-ENOUGH_KERNELS = 30  # compiled at once tell the speed of the pool
 READY_COUNTS = 5  # the last ones, during which the profiler loads: that takes seconds, as several short counts do
 COUNTERS_LIMIT_S = 120.0  # a profiler that has not answered by then is stuck
 
@@ -140,32 +139,17 @@ class Session:
             RunError: no token count has a plan that runs and is right.
             UsageError: the limits leave nothing to try.
         """
-        self._spaces = {role: self._space(role) for role in Role}
-        require_something(self._spaces, self.job.tokens)
-        self._within = Within(self._spaces, self._bench)
-        self._bench.why_outside = self._within.why_outside
-        self._budget = Budget(None) if self._is_recorded else self.job.budget  # nothing to wait for in a replay
-        started_s = self._budget.clock()
-        self._bench.request(self._first_kernels())
-        self._ceilings = self.backend.ceilings()
-        self.ports.journal.record_ceilings(self._ceilings.bytes_per_s, self._ceilings.flops)
-        costs = Costs(self.backend.shape, self._ceilings, self._await_first_kernels(started_s))
-        self._pace = Pace(self._budget, costs, self._bench, self._spaces, self.job.tokens, self.job.polish)
+        self._prepare()
         counts = order(self.job.tokens)
         self._survey(counts)
+        self._await_first_kernels()
         for place, tokens in enumerate(counts, start=1):
             self._emit(TokenStarted(tokens, place, len(counts)))
             if len(counts) - place < READY_COUNTS and self._pace.counters_fit(len(counts)):
                 self.backend.prepare_counters()
             self._one_count(counts[place - 1 :])
         if not self._entries:
-            if self._refused:
-                raise RunError(f"no entry is worth keeping: {self._refused[0]}; cool the GPU, or leave --strict away")
-            reasons = ", ".join(f"{count} {kind.value}" for kind, count in self._bench.failures.most_common())
-            inside = f" inside {self.job.limits.text}" if self.job.limits.any else ""
-            raise RunError(
-                f"no token count has a plan{inside} that runs and is right ({reasons}); see `moetune doctor`"
-            )
+            raise self._why_nothing()
         self._look_between()
         self._count_winners()
         return SessionResult(
@@ -178,7 +162,32 @@ class Session:
             probes=tuple(self._probes),
         )
 
+    def _why_nothing(self) -> RunError:
+        if self._refused:
+            return RunError(f"no entry is worth keeping: {self._refused[0]}; cool the GPU, or leave --strict away")
+        reasons = ", ".join(f"{count} {kind.value}" for kind, count in self._bench.failures.most_common())
+        inside = f" inside {self.job.limits.text}" if self.job.limits.any else ""
+        return RunError(f"no token count has a plan{inside} that runs and is right ({reasons}); see `moetune doctor`")
+
     # before the first token count
+
+    def _prepare(self) -> None:
+        """Choose the candidates and have them compiled, while the GPU tells its limits."""
+        self._spaces = {role: self._space(role) for role in Role}
+        require_something(self._spaces, self.job.tokens)
+        self._within = Within(self._spaces, self._bench)
+        self._bench.why_outside = self._within.why_outside
+        self._budget = Budget(None) if self._is_recorded else self.job.budget  # nothing to wait for in a replay
+        self._bench.request(self._first_kernels())
+        self._bench.promised.update(self._bench.under_way)
+        self._ceilings = self.backend.ceilings()
+        self.ports.journal.record_ceilings(self._ceilings.bytes_per_s, self._ceilings.flops)
+        if self._is_recorded or self.job.limits.any:
+            self._await_first_kernels()
+        if self.job.limits.any:  # what is inside them, only the compiler's reports tell
+            self._within.report(self.job.tokens, self._emit)
+        costs = Costs(self.backend.shape, self._ceilings)
+        self._pace = Pace(self._budget, costs, self._bench, self._spaces, self.job.tokens, self.job.polish)
 
     def _space(self, role: Role) -> Space:
         shape, device, tokens = self.backend.shape, self.backend.device, self.job.tokens
@@ -206,14 +215,10 @@ class Session:
         for kernels in itertools.zip_longest(*wanted):
             yield from (kernel for kernel in kernels if kernel is not None)
 
-    def _await_first_kernels(self, started_s: float) -> float:
-        """Wait for the compiler; return the seconds per kernel."""
-        if not self._bench.await_all(self._budget.compile_deadline()):
+    def _await_first_kernels(self) -> None:
+        """Wait for what is left of the first round; what takes too long is given up."""
+        if not self._bench.await_promised(self._budget.compile_deadline()):
             self._cut_short("the budget cut the compiles short: the least promising candidates are left out")
-        if self.job.limits.any:
-            self._within.report(self.job.tokens, self._emit)
-        compiled = len(self._bench.compiled)
-        return (self._budget.clock() - started_s) / compiled if compiled >= ENOUGH_KERNELS else KERNEL_S
 
     def _survey(self, counts: Sequence[int]) -> None:
         """Try a few candidates wherever the searches may have kernels compiled, and let them ask for these."""
@@ -230,7 +235,7 @@ class Session:
             for role in Role:
                 race = self._surveyed[role, tokens] = Race(self._bench, role, tokens)
                 race.enter(self._search(role, tokens, self._pace.quota(role, tokens)), deadline)
-                self._remember(role, tokens)
+                self._remember(race)
 
     # one token count
 
@@ -282,11 +287,11 @@ class Session:
         races = {role: self._surveyed.pop((role, tokens), None) or Race(self._bench, role, tokens) for role in Role}
         for role, deadline in ((Role.GATE_UP, allowance.gate_up_deadline), (Role.DOWN, allowance.down_deadline)):
             races[role].enter_late(deadline)
-            self._remember(role, tokens)
+            self._remember(races[role])
             races[role].enter(self._search(role, tokens, self._pace.rest(role, tokens)), deadline)
         finish(list(races.values()), allowance.down_deadline)
-        for role in Role:
-            self._remember(role, tokens)
+        for race in races.values():
+            self._remember(race)
         gate_up, down = (races[role].standings() for role in (Role.GATE_UP, Role.DOWN))
         routing_us: dict[int, float] = {}
         for block_m in block_ms(gate_up, down):
@@ -299,14 +304,17 @@ class Session:
             self._cut_short(f"{tokens} tokens: the budget cut the race of {' and '.join(cut)} short")
         return [composed.plan for composed in compose(gate_up, down, routing_us)], bool(cut)
 
-    def _remember(self, role: Role, tokens: int) -> None:
-        for config, outcome in self._bench.ended(role, tokens).items():
-            self._memory.log.record(role, tokens, config, outcome)
+    def _remember(self, race: Race) -> None:
+        """Tell all later searches what this one found: only that, so that a sweep which continues another asks alike."""
+        ended = self._bench.ended(race.role, race.tokens)
+        for config in (one for one in race.asked if one in ended):
+            self._memory.log.record(race.role, race.tokens, config, ended[config])
+        self._pace.asked[race.role, race.tokens] = len(race.asked)
 
     def _search(self, role: Role, tokens: int, quota: Quota) -> Strategy:
         terrain = self._memory.terrain(
             self._spaces[role],
-            self._bench.inside(role),
+            self._bench.at_hand(role),
             tokens,
             quota,
             seeds=[plan.config(role) for plan in (self.ports.default_plan(tokens), *self._memory.neighbours(tokens))],

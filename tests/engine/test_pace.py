@@ -59,7 +59,7 @@ def test_240_seconds_are_enough_for_everything_and_250_for_22_gb(virtual_h200, t
     assert not sweep.result.stopped_early
     assert sweep.warnings == ["no hardware counters for 18 of 18 entries: no counters here"]  # asked, within the budget
     assert tuple(sweep.result.entries) == LADDER
-    assert 150 <= sweep.backend.calls["compile"] <= 220  # the default plans' kernels included
+    assert 110 <= sweep.backend.calls["compile"] <= 220  # the default plans' kernels included
     raced = Counter(trial.tokens for trial in sweep.backend.journal.trials)
     assert min(raced[tokens] for tokens in LADDER) > 30
 
@@ -94,7 +94,7 @@ def test_kernels_that_searches_ask_for_are_compiled_beside_the_measuring(virtual
     asked = total[-1].total - max(
         one.total for one in sweep.events[: places[0]] if isinstance(one, events.CompileProgress)
     )
-    assert asked >= 80, first
+    assert asked >= 60, first
     first_round_s = (total[-1].total - asked) / sweep.backend.COMPILED_PER_S
     assert sweep.backend.spent["compile"] - first_round_s < 0.5 * asked / sweep.backend.COMPILED_PER_S
 

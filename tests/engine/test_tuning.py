@@ -15,12 +15,10 @@ import pytest
 from moetune import tuning
 from moetune.engine import events
 from moetune.engine.budget import Budget
-from moetune.engine.pace import FEWEST_TRIALS
 from moetune.errors import MissingError, UsageError
 from moetune.outcome import Measured, Stage, Subject
 from moetune.store import Store, load_recording, recording, save_recording
 from moetune.tuning import Bed, SweepRequest, replay_bed, run_on
-from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.paths import shipped_tables_dir, user_tables_dir
 from moetune_kernels.shape import MoEShape
@@ -101,7 +99,7 @@ def test_the_same_command_continues_where_a_stopped_sweep_was(fake_backend, tmp_
     third = fake_backend()
     sweep_on(third, tmp_path)
     assert not set(third.launched) & {*first.launched, *second.launched}
-    assert third.calls["first_launch"] <= FEWEST_TRIALS * len(Role) * len(TOKENS)  # a few that nobody has tried
+    assert len(third.launched) < 0.15 * len(first.launched + second.launched)  # times are rounded where they are kept
     assert third.calls["routing"] == 0
     assert third.calls["time_layers"] >= 2 * len(TOKENS)  # finals and the default are timed in the run that writes
 
