@@ -23,6 +23,7 @@ from moetune_kernels.kernel_call import launch_all
 from moetune_kernels.permute.launch import permute_calls
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.route import route_reference
+from moetune_kernels.routed_slots import routed_slots
 from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 
 SPARE_BYTES = 2 << 30  # flush buffers, odd problems, CUDA's own; the float32 copies of one expert are counted apart
@@ -172,7 +173,7 @@ def kernel_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> KernelT
 
 def routed_truth(weights: ExpertWeights, rows: Rows, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> KernelTruth:
     """Compute the same for any routing [T, K]: more than one slot of a token per expert, ids outside 0..E-1."""
-    slots, counts = _sorted_slots(topk_ids, weights.w13.shape[0])
+    slots, counts = routed_slots(topk_ids, weights.w13.shape[0])
     h_by_slot = gate_up_reference(rows.x, weights.w13, topk_ids)
     h = h_by_slot[slots]
     rounded = h_by_slot.to(rows.x.dtype)
@@ -181,14 +182,6 @@ def routed_truth(weights: ExpertWeights, rows: Rows, topk_weights: torch.Tensor,
     h_in = torch.zeros_like(rounded)
     h_in[: len(slots)] = rounded[slots]
     return KernelTruth(rows, topk_weights, topk_ids, slots, counts, h_in, h, y)
-
-
-def _sorted_slots(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Return the routed slots by expert, then by slot id, and how many each expert owns."""
-    flat = topk_ids.flatten().long()
-    expert = flat.where((flat >= 0) & (flat < num_experts), torch.full_like(flat, num_experts))
-    counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts].tolist()
-    return torch.argsort(expert, stable=True)[: sum(counts)], tuple(counts)
 
 
 def layer_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> torch.Tensor:
