@@ -153,17 +153,23 @@ def other_routings(
     if slots >= min(SURELY_ALL / router.rarest_share, LOST_AMONG_OTHERS * total_experts(shape)):
         return []
     generator, dtype = torch.Generator(device).manual_seed(seed), DTYPES[shape.format]
-    draws = (router.logits(tokens, generator, dtype) for _ in range(DRAWS))
-    by_touched = {_touched(logits, shape): logits for logits in draws}
-    counts = sorted(by_touched)
+    states, touched = [], []
+    for _ in range(DRAWS):
+        states.append(generator.get_state())
+        touched.append(_touched(router.logits(tokens, generator, dtype), shape))
+    # One wait for all counts. Those few draws that are chosen are made again: kept until then, all take much memory.
+    state_of = dict(zip(torch.stack(touched).tolist(), states, strict=True))
+    counts = sorted(state_of)
     chosen = min(len(counts), ROUTINGS)
     places = [round(place * (len(counts) - 1) / (chosen - 1)) for place in range(chosen)] if chosen > 1 else []
-    return [by_touched[counts[place]] for place in places]
+    return [router.logits(tokens, generator.set_state(state_of[counts[place]]), dtype) for place in places]
 
 
-def _touched(logits: torch.Tensor, shape: MoEShape) -> int:
-    ids = logits.topk(shape.top_k, dim=1).indices.unique()
-    return int((ids < shape.local_experts).sum())
+def _touched(logits: torch.Tensor, shape: MoEShape) -> torch.Tensor:
+    """Return on the device how many local experts the top-k of ``logits`` [T, E_total] are."""
+    ids = logits.topk(shape.top_k, dim=1).indices.flatten()
+    is_touched = torch.zeros(logits.shape[1], dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
+    return is_touched[: shape.local_experts].sum()
 
 
 def kernel_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> KernelTruth:

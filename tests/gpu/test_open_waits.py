@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from moetune.measure.inputs import kernel_truth, layer_truth, make_rows, make_weights
+from moetune.measure.inputs import kernel_truth, layer_truth, make_rows, make_weights, other_routings
 from moetune.measure.problem import Problem
 from moetune_kernels.shape import MoEShape
 
@@ -34,3 +34,4 @@ def test_opening_waits_a_few_times_however_many_experts_there_are():
     assert waits_of(lambda: kernel_truth(SHAPE, weights, rows)) == 3
     assert waits_of(lambda: layer_truth(SHAPE, weights, rows)) == 2
     assert waits_of(lambda: Problem("timing inputs", SHAPE, weights, truth)) == 1
+    assert waits_of(lambda: other_routings(SHAPE, TOKENS, device, seed=3)) == 1

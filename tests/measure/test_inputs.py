@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from moetune.measure.calls import DTYPES
 from moetune.measure.inputs import (
+    DRAWS,
     ROUTINGS,
     Rows,
     kernel_truth,
@@ -18,6 +20,8 @@ from moetune.measure.inputs import (
     token_bytes,
 )
 from moetune.measure.problem import Problem
+from moetune.measure.router import router_of
+from moetune.models.routing import Hot, Uniform, Zipf
 from moetune_kernels.down import down_reference
 from moetune_kernels.fused_moe import fused_moe_reference
 from moetune_kernels.gate_up import gate_up_reference
@@ -61,6 +65,36 @@ def test_experts_of_other_ranks_are_not_counted():
     routings = other_routings(shape, 1, CPU, seed=3)
     assert [touched(shape, logits) for logits in routings] == [0, 1, 2]
     assert {logits.shape for logits in routings} == {(1, 8)}
+
+
+def draws_one_by_one(shape, tokens, seed, router):
+    """Every draw kept until it is known what all touch: the last one of each number, from the fewest to the most."""
+    generator = torch.Generator(CPU).manual_seed(seed)
+    draws = [router.logits(tokens, generator, DTYPES[shape.format]) for _ in range(DRAWS)]
+    ids = [logits.topk(shape.top_k, dim=1).indices.unique() for logits in draws]
+    by_touched = {int((one < shape.local_experts).sum()): logits for one, logits in zip(ids, draws, strict=True)}
+    counts = sorted(by_touched)
+    steps = min(len(counts), ROUTINGS) - 1
+    return [by_touched[counts[round(step * (len(counts) - 1) / steps)]] for step in range(steps + 1)] if steps else []
+
+
+@pytest.mark.parametrize("routing", [Uniform(), Zipf(1.2), Hot(0.8)], ids=lambda routing: type(routing).__name__)
+@pytest.mark.parametrize("tokens", [1, 3, 16])
+@pytest.mark.parametrize("local_experts", [8, 32], ids=["one-of-four-ranks", "one-rank"])
+def test_the_chosen_draws_are_to_the_bit_those_of_keeping_them_all(local_experts, tokens, routing):
+    shape = MoEShape(hidden=64, inter=64, local_experts=local_experts, experts=32, top_k=4)
+    router = router_of(routing, shape, 5)
+    want = draws_one_by_one(shape, tokens, 11, router)
+    got = other_routings(shape, tokens, CPU, 11, router)
+    assert len(got) == len(want)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    assert want or tokens == 1  # else nothing was compared
+
+
+def test_other_routings_cost_one_wait_for_all_draws():
+    with HostWaits() as waits:
+        assert len(other_routings(SHAPE, 3, CPU, seed=7)) > 1
+    assert waits.count == 1
 
 
 @pytest.mark.parametrize("experts", [4, 64])
