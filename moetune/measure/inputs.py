@@ -23,6 +23,7 @@ from moetune_kernels.kernel_call import launch_all
 from moetune_kernels.permute.launch import permute_calls
 from moetune_kernels.permute.order import SlotOrder
 from moetune_kernels.route import route_reference
+from moetune_kernels.routed_slots import routed_slots
 from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 
 SPARE_BYTES = 2 << 30  # flush buffers, odd problems, CUDA's own; the float32 copies of one expert are counted apart
@@ -152,17 +153,23 @@ def other_routings(
     if slots >= min(SURELY_ALL / router.rarest_share, LOST_AMONG_OTHERS * total_experts(shape)):
         return []
     generator, dtype = torch.Generator(device).manual_seed(seed), DTYPES[shape.format]
-    draws = (router.logits(tokens, generator, dtype) for _ in range(DRAWS))
-    by_touched = {_touched(logits, shape): logits for logits in draws}
-    counts = sorted(by_touched)
+    states, touched = [], []
+    for _ in range(DRAWS):
+        states.append(generator.get_state())
+        touched.append(_touched(router.logits(tokens, generator, dtype), shape))
+    # One wait for all counts. Those few draws that are chosen are made again: kept until then, all take much memory.
+    state_of = dict(zip(torch.stack(touched).tolist(), states, strict=True))
+    counts = sorted(state_of)
     chosen = min(len(counts), ROUTINGS)
     places = [round(place * (len(counts) - 1) / (chosen - 1)) for place in range(chosen)] if chosen > 1 else []
-    return [by_touched[counts[place]] for place in places]
+    return [router.logits(tokens, generator.set_state(state_of[counts[place]]), dtype) for place in places]
 
 
-def _touched(logits: torch.Tensor, shape: MoEShape) -> int:
-    ids = logits.topk(shape.top_k, dim=1).indices.unique()
-    return int((ids < shape.local_experts).sum())
+def _touched(logits: torch.Tensor, shape: MoEShape) -> torch.Tensor:
+    """Return on the device how many local experts the top-k of ``logits`` [T, E_total] are."""
+    ids = logits.topk(shape.top_k, dim=1).indices.flatten()
+    is_touched = torch.zeros(logits.shape[1], dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
+    return is_touched[: shape.local_experts].sum()
 
 
 def kernel_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> KernelTruth:
@@ -172,7 +179,7 @@ def kernel_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> KernelT
 
 def routed_truth(weights: ExpertWeights, rows: Rows, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> KernelTruth:
     """Compute the same for any routing [T, K]: more than one slot of a token per expert, ids outside 0..E-1."""
-    slots, counts = _sorted_slots(topk_ids, weights.w13.shape[0])
+    slots, counts = routed_slots(topk_ids, weights.w13.shape[0])
     h_by_slot = gate_up_reference(rows.x, weights.w13, topk_ids)
     h = h_by_slot[slots]
     rounded = h_by_slot.to(rows.x.dtype)
@@ -181,14 +188,6 @@ def routed_truth(weights: ExpertWeights, rows: Rows, topk_weights: torch.Tensor,
     h_in = torch.zeros_like(rounded)
     h_in[: len(slots)] = rounded[slots]
     return KernelTruth(rows, topk_weights, topk_ids, slots, counts, h_in, h, y)
-
-
-def _sorted_slots(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Return the routed slots by expert, then by slot id, and how many each expert owns."""
-    flat = topk_ids.flatten().long()
-    expert = flat.where((flat >= 0) & (flat < num_experts), torch.full_like(flat, num_experts))
-    counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts].tolist()
-    return torch.argsort(expert, stable=True)[: sum(counts)], tuple(counts)
 
 
 def layer_truth(shape: MoEShape, weights: ExpertWeights, rows: Rows) -> torch.Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from moetune_kernels.routed_slots import routed_slots
+
 
 def down_reference(
     h: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
@@ -13,10 +15,14 @@ def down_reference(
     Args:
         h: [S, I] in slot order; w2: [E, H, I]; topk_weights and topk_ids: [T, K].
     """
-    flat, weights = topk_ids.flatten(), topk_weights.flatten().float()
-    y = torch.zeros((flat.numel(), w2.shape[1]), dtype=torch.float32, device=h.device)
-    for expert in range(w2.shape[0]):
-        slots = (flat == expert).nonzero().flatten()
-        if slots.numel():
-            y[slots] = (h[slots].float() @ w2[expert].float().t()) * weights[slots, None]
+    slots, counts = routed_slots(topk_ids, w2.shape[0])
+    rows, weights = h[slots].split(counts), topk_weights.flatten()[slots, None].float().split(counts)
+    y = torch.zeros((topk_ids.numel(), w2.shape[1]), dtype=torch.float32, device=h.device)
+    parts = [
+        (rows[expert].float() @ w2[expert].float().t()) * weights[expert]
+        for expert, count in enumerate(counts)
+        if count
+    ]
+    if parts:
+        y[slots] = torch.cat(parts)
     return y

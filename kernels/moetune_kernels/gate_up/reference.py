@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from moetune_kernels.routed_slots import routed_slots
+
 
 def gate_up_reference(x: torch.Tensor, w13: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
     """Return h [S, I] float32 in slot order (slot t * K + k), zero for slots that are not routed.
@@ -11,11 +13,15 @@ def gate_up_reference(x: torch.Tensor, w13: torch.Tensor, topk_ids: torch.Tensor
     Args:
         x: [T, H]; w13: [E, 2I, H]; topk_ids: [T, K], ids outside 0..E-1 are not routed.
     """
-    flat, top_k = topk_ids.flatten(), topk_ids.shape[1]
-    h = torch.zeros((flat.numel(), w13.shape[1] // 2), dtype=torch.float32, device=x.device)
-    for expert in range(w13.shape[0]):
-        slots = (flat == expert).nonzero().flatten()
-        if slots.numel():
-            gate, up = (x[slots // top_k].float() @ w13[expert].float().t()).chunk(2, dim=1)
-            h[slots] = torch.nn.functional.silu(gate) * up
+    slots, counts = routed_slots(topk_ids, w13.shape[0])
+    rows = x[slots // topk_ids.shape[1]].split(counts)
+    h = torch.zeros((topk_ids.numel(), w13.shape[1] // 2), dtype=torch.float32, device=x.device)
+    parts = [_swiglu(rows[expert].float() @ w13[expert].float().t()) for expert, count in enumerate(counts) if count]
+    if parts:
+        h[slots] = torch.cat(parts)
     return h
+
+
+def _swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_and_up.chunk(2, dim=1)
+    return torch.nn.functional.silu(gate) * up
