@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import IO, Any, Protocol, Self, TypeVar
 
 from moetune.errors import RunError
-from moetune.measure.compile_worker import SCRATCH_PREFIX, Setup, frame, unframe
-from moetune.measure.sass import InstructionMix, read_amd_resources, read_mix, read_resources
+from moetune.measure.compile_worker import RECALLED, SCRATCH_PREFIX, Recall, Setup, frame, unframe
+from moetune.measure.cubin_notes import Notes, keep, recall
+from moetune.measure.sass import read_amd_resources, read_resources
+from moetune.measure.unread import ReadMixes, Unread, with_mix
 from moetune.outcome import Compiled, Failed, FailureKind
 from moetune_kernels.device import DeviceInfo
 
 DEFAULT_LIMIT_S = 60.0  # the slowest useful kernel of 120 took 5.7 s; ptxas has been seen to never return
-_JOBS_AHEAD = 3  # per worker: one compiling, one waiting in the process, one on its way
+_JOBS_AHEAD = 3  # per worker: work for while the tuner is busy; what none has begun can be withdrawn
 _READ_BYTES = 1 << 16
 _LOG_CHARACTERS = 500
 _GRACE_S = 5.0
@@ -58,17 +60,25 @@ class KernelJob:
     smem_ceiling: int
     macs_per_step: float | None = None
 
-    def compile(self) -> Compiled | Failed:
-        """Compile here and now, under a stub driver. Only for a process that never launches a kernel."""
+    def compile(self) -> Compiled | Failed | Unread:
+        """Compile here and now, under a stub driver. Only for a process that never launches a kernel.
+
+        Where the instructions are still to be counted, the server of the pool has that done, for several kernels at once.
+        """
         pretend_device(self.device)
         kernels = [call.warmup() for call in self.build(*self.args)]
         if not self.device.is_amd:
             for kernel in kernels:
                 build_launcher(kernel)
-        return self.report(kernels[-1])
+        return self._glance(kernels[-1])
 
     def report(self, kernel: Any) -> Compiled | Failed:
-        """Read what the compiler says of Triton's compiled ``kernel``."""
+        """Read what the compiler says of Triton's compiled ``kernel``, and its instructions."""
+        glance = self._glance(kernel)
+        return ReadMixes((glance,)).compile()[0] if isinstance(glance, Unread) else glance
+
+    def _glance(self, kernel: Any) -> Compiled | Failed | Unread:
+        """Read what takes no disassembler."""
         smem_bytes, threads = kernel.metadata.shared, kernel.metadata.num_warps * self.device.warp_size
         if smem_bytes > self.smem_ceiling:
             reason = f"needs {smem_bytes:,} B of shared memory, the limit is {self.smem_ceiling:,} B"
@@ -76,17 +86,22 @@ class KernelJob:
         if self.device.is_amd:
             registers, spills = read_amd_resources(kernel.asm["amdgcn"])
             return Compiled(registers=registers, spills=spills, smem_bytes=smem_bytes, block_size=threads)
-        registers, spills = read_resources(kernel.asm["cubin"])
-        mix = _mix(kernel.asm["cubin"], spills)
-        return Compiled(
-            registers=registers,
-            spills=spills,
-            smem_bytes=smem_bytes,
-            block_size=threads,
-            fixed_instructions=mix.fixed,
-            loop_instructions=mix.per_step(self.macs_per_step) if self.macs_per_step else mix.loop,
-            tensor_instruction=mix.tensor,
-        )
+        return self._glance_at_cubin(kernel, smem_bytes=smem_bytes, threads=threads)
+
+    def _glance_at_cubin(self, kernel: Any, *, smem_bytes: int, threads: int) -> Compiled | Unread:
+        cubin = kernel.asm["cubin"]
+        notes = recall(kernel.hash, cubin)
+        if notes is None:
+            notes = Notes(*read_resources(cubin), None)
+            if notes.spills:  # it is dropped before anyone asks for its instructions: all is read
+                keep(kernel.hash, cubin, notes)
+        compiled = Compiled(registers=notes.registers, spills=notes.spills, smem_bytes=smem_bytes, block_size=threads)
+        if notes.mix is not None:
+            return with_mix(compiled, notes.mix, self.macs_per_step)
+        if notes.spills:
+            return compiled
+        path = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
+        return Unread(compiled=compiled, path=str(path), entry=kernel.hash, macs_per_step=self.macs_per_step)
 
 
 def build_launcher(kernel: Any) -> None:
@@ -109,14 +124,6 @@ def _can_link_launchers() -> bool:
         return bool(library_dirs())
     except (ImportError, AssertionError, OSError, subprocess.SubprocessError):
         return False
-
-
-def _mix(cubin: bytes, spills: int) -> InstructionMix:
-    """Return the instruction mix, or an empty one: it is worth a figure, never a failed trial."""
-    if not spills:  # disassembling takes a third of a compile, and a kernel that spills is dropped before anyone asks
-        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            return read_mix(cubin)
-    return InstructionMix(None, None, None, None)
 
 
 class StubDriver:
@@ -178,6 +185,8 @@ class CompilePool:
         self._dropped: set[int] = set()
         self._waiting: deque[tuple[Any, Job]] = deque()
         self._submitted: dict[int, Any] = {}
+        self._has_answered = False
+        self._recalled: list[int] | None = None
         count = workers if workers is not None else default_workers()
         self._window = _JOBS_AHEAD * count
         self._send(frame(Setup(workers=count, limit_s=limit_s, preload=preload)))
@@ -245,10 +254,29 @@ class CompilePool:
         return found
 
     def withdraw(self) -> list[Any]:
-        """Take back what no process has taken yet, and return the keys in their order."""
-        keys = [key for key, _ in self._waiting]
+        """Take back what no process has begun, and return the keys in their order.
+
+        Raises:
+            RunError: the compile process itself ended.
+        """
+        keys = [self._submitted.pop(number) for number in self._recall()]
+        keys += [key for key, _ in self._waiting]
         self._waiting.clear()
         return keys
+
+    def _recall(self) -> list[int]:
+        """Return the numbers of the submitted jobs that the compile process has, and now has no longer.
+
+        While it still imports it would be seconds before it answers; then it keeps what was sent.
+        """
+        sent = self._submitted.keys() - self._outcomes.keys()
+        if not sent or not self._has_answered:
+            return []
+        self._send(frame(Recall(frozenset(sent))))
+        while self._recalled is None:
+            self._take_in()
+        recalled, self._recalled = self._recalled, None
+        return recalled
 
     @property
     def unfinished(self) -> int:
@@ -276,7 +304,10 @@ class CompilePool:
 
     def _take_in(self) -> None:
         for number, outcome in self._receive():
-            if number in self._dropped:
+            self._has_answered = True
+            if number == RECALLED:
+                self._recalled = outcome
+            elif number in self._dropped:
                 self._dropped.discard(number)
             else:
                 self._outcomes[number] = outcome

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import odd_jobs
 import pytest
 import toy
 from triton.backends.nvidia import driver as nvidia_driver
@@ -93,7 +94,7 @@ def pids(pool, count):
 @pytest.fixture
 def one_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with CompilePool(workers=1, preload=("toy",)) as pool:
+    with CompilePool(workers=1, preload=("toy", "odd_jobs")) as pool:
         yield pool
 
 
@@ -213,6 +214,59 @@ def test_what_is_submitted_ahead_comes_before_what_waits_and_what_waits_can_be_w
     assert list(wait_for_all(one_worker)) == [2, "first", "last"]
 
 
+def test_what_was_sent_and_not_begun_can_be_withdrawn_too(one_worker, tmp_path):
+    log, go_on = tmp_path / "log", tmp_path / "go-on"
+    assert one_worker.withdraw() == []
+    assert pids(one_worker, 1)  # from here on it surely answers
+
+    def held(name):
+        return name, odd_jobs.Held(str(log), name, str(go_on))
+
+    one_worker.submit([held(name) for name in ("a", "b", "c", "d", "e")])
+    while not log.exists():
+        time.sleep(0.01)
+    assert one_worker.withdraw() == ["b", "c", "d", "e"]
+    assert one_worker.unfinished == 1
+    one_worker.submit([held("e"), held("b")])
+    go_on.touch()
+    assert list(wait_for_all(one_worker)) == ["a", "e", "b"]
+    assert log.read_text().split() == ["a", "e", "b"]  # each began once, and the wanted one first
+    assert one_worker.withdraw() == []
+
+
+def test_withdrawing_leaves_an_iterator_its_kernels(one_worker):
+    iterator = one_worker.compile([(n, job(toy.say_pid)) for n in range(3)])
+    first, _ = next(iterator)
+    one_worker.submit([("submitted", job(toy.say_pid)), ("second", job(toy.say_pid))])
+    one_worker.withdraw()
+    assert {first, *(key for key, _ in iterator)} == {0, 1, 2}
+
+
+def test_a_pool_that_still_imports_does_not_hold_up_who_withdraws(tmp_path, monkeypatch):
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = CompilePool(workers=1, preload=("slow_to_import",))
+    try:
+        pool.submit([(n, job(toy.say_pid)) for n in range(5)])
+        started_s = time.monotonic()
+        assert pool.withdraw() == [3, 4]
+        assert time.monotonic() - started_s < 3.0
+    finally:
+        pool._process.kill()
+        pool.close()
+
+
+def test_a_pool_whose_process_ended_says_so_to_whoever_withdraws(one_worker, tmp_path):
+    assert pids(one_worker, 1)
+    one_worker.submit([("hang", odd_jobs.Held(str(tmp_path / "log"), "hang", str(tmp_path / "go-on")))])
+    while not (tmp_path / "log").exists():  # its child lives on for now
+        time.sleep(0.01)
+    one_worker._process.kill()
+    with pytest.raises(RunError, match="the compile process ended"):
+        one_worker.withdraw()
+    (tmp_path / "go-on").touch()
+
+
 def test_submitted_kernels_and_an_iterator_do_not_mix(pool):
     pool.submit([("submitted", toy_job(16, 64, 64))])
     assert set(outcomes(pool, {"iterated": toy_job(32, 64, 64)})) == {"iterated"}
@@ -240,7 +294,7 @@ def test_closing_ends_a_running_compile_and_leaves_no_files(tmp_path, monkeypatc
     pool = CompilePool(workers=1, limit_s=600, preload=("toy",))
     marker = tmp_path / "started"
     pool.submit([("hang", job(toy.hang, str(marker)))])
-    while not marker.exists():
+    while not (marker.exists() and marker.read_text()):
         time.sleep(0.05)
     child = int(marker.read_text())
     pool.close()
