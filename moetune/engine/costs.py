@@ -16,7 +16,7 @@ from moetune_kernels.config import Role
 from moetune_kernels.shape import MoEShape
 
 # Read off the time stamps of two stored sweeps of an H200 (16 cores).
-FLUSH_S = 0.3e-3  # before every sample
+FLUSH_S = 0.1e-3  # before every sample
 TRIAL_S = 0.5e-3  # Python, launches and the store, per trial
 LOAD_S = 0.015  # the first launch of a kernel in this process (3 to 25 ms)
 REFERENCE_FLOPS, REFERENCE_BYTES_PER_S = 2e13, 8e11  # float32, expert by expert

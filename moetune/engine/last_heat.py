@@ -18,7 +18,7 @@ FEWEST_ROUNDS = 8  # also past the deadline
 FIRST_BLOCK = 16  # the fewest whose bounds an outlier does not widen; each block after it doubles the rounds
 MOST_ROUNDS = 120
 LAST_SECONDS = 3.0  # for the heat, flushes included, when the deadline allows it
-FLUSH_US = 300.0  # writing and reading the flush buffers before each sample (H200)
+FLUSH_US = 100.0  # writing and reading the flush buffers before each sample (H200)
 
 TimePlans = Callable[[Sequence[LayerPlan], int], Mapping[LayerPlan, Outcome]]
 

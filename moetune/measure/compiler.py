@@ -65,12 +65,16 @@ class KernelJob:
 
         Where the instructions are still to be counted, the server of the pool has that done, for several kernels at once.
         """
+        return self._glance(self.built()[-1])
+
+    def built(self) -> list[Any]:
+        """Compile likewise, launchers included, and return Triton's kernels: nobody asks what they are like."""
         pretend_device(self.device)
         kernels = [call.warmup() for call in self.build(*self.args)]
         if not self.device.is_amd:
             for kernel in kernels:
                 build_launcher(kernel)
-        return self._glance(kernels[-1])
+        return kernels
 
     def report(self, kernel: Any) -> Compiled | Failed:
         """Read what the compiler says of Triton's compiled ``kernel``, and its instructions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,23 +41,30 @@ def gemm_job(role: Role, config: MoEKernelConfig, shape: MoEShape, device: Devic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallKernels:
-    """The job that finds out which small kernels (route, permute, combine) a sweep launches: one job for each of them.
+    """The job that compiles a part of the small kernels (route, permute, combine) that a sweep launches.
+
+    Which these are takes torch to find out, so each part's process finds it out for itself, in milliseconds.
 
     Args:
         shape: the layer.
         device: what to compile for.
         tokens: the sweep's counts in the order of their turns; any that a layer may have when empty.
+        part, parts: of all kernels, in the order of the counts that need them first, every ``parts``-th from ``part`` on.
     """
 
     shape: MoEShape
     device: DeviceInfo
     tokens: tuple[int, ...] = ()
+    part: int = 0
+    parts: int = 1
 
-    def compile(self) -> list[KernelJob]:
-        """Return their jobs, in the order of the counts that need them first; imports torch."""
+    def compile(self) -> None:
+        """Compile them; one that cannot be compiled shows itself in the first layer that launches it."""
         from moetune.measure.small_kernels import small_jobs
 
-        return [job for _, job in small_jobs(self.shape, self.device, self.tokens)]
+        for _, job in small_jobs(self.shape, self.device, self.tokens)[self.part :: self.parts]:
+            with suppress(Exception):
+                job.built()
 
 
 # What a job pickles is the name of its function: these two stand for those in modules that import torch.

@@ -1,7 +1,8 @@
 """Time kernels and layers in microseconds by CUDA events, behind a cold and clean L2.
 
-Cold means: 512 MiB written, then a different buffer of at least twice the L2 read. The write alone leaves dirty lines,
-whose write-back the timed kernel would pay for (7 us on a 75 MB read, H200). The flush is queued first, so that the
+Cold means: at least twice the L2 written, then a different buffer of at least twice the L2 read. (Layers and kernels of 12
+to 2,400 us take the same time after 64, 128, 256 and 512 MiB written, H200: reports/2026-12-01-h200-sweep-times.md.) The
+write alone leaves dirty lines, whose write-back the timed kernel would pay for (7 us on a 75 MB read, H200). The flush is queued first, so that the
 launch is queued long before the GPU gets to it: host time is not in the figure.
 """
 
@@ -18,8 +19,8 @@ import torch
 
 from moetune.outcome import Sample, summarize
 
-FLUSH_WRITE_BYTES = 512 << 20
-FLUSH_READ_L2S = 2
+FLUSH_L2S = 2  # written, and read
+MIN_FLUSH_WRITE_BYTES = 128 << 20
 MIN_FLUSH_READ_BYTES = 64 << 20
 WAIT_LIMIT_S = 30.0  # the slowest layer takes tens of milliseconds; a kernel that deadlocks never ends
 _SPIN_S = 0.002
@@ -46,7 +47,7 @@ def round_order(count: int, turn: int) -> list[int]:
 
 
 class Timer:
-    """Times launches on one CUDA device; holds the flush buffers (512 MiB and twice the L2).
+    """Times launches on one CUDA device; holds the flush buffers (each of twice the L2).
 
     Args:
         device: the CUDA device; must be current when a method is called.
@@ -54,8 +55,9 @@ class Timer:
     """
 
     def __init__(self, device: torch.device, l2_bytes: int) -> None:
-        read_bytes = max(FLUSH_READ_L2S * l2_bytes, MIN_FLUSH_READ_BYTES)
-        self._written = torch.empty(FLUSH_WRITE_BYTES // 4, dtype=torch.float32, device=device)
+        write_bytes = max(FLUSH_L2S * l2_bytes, MIN_FLUSH_WRITE_BYTES)
+        read_bytes = max(FLUSH_L2S * l2_bytes, MIN_FLUSH_READ_BYTES)
+        self._written = torch.empty(write_bytes // 4, dtype=torch.float32, device=device)
         self._read = torch.zeros(read_bytes // 4, dtype=torch.float32, device=device)
         self._sum = torch.empty((), dtype=torch.float32, device=device)
         self._events: list[torch.cuda.Event] = []

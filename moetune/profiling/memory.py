@@ -5,7 +5,7 @@ from __future__ import annotations
 from moetune.errors import MissingError
 from moetune_kernels.shape import ACTIVATION_BYTES, MoEShape
 
-SPARE_BYTES = 3 << 30  # the timer's flush buffers (0.5 GiB and twice the L2), kernels, and what CUDA keeps for itself
+SPARE_BYTES = 3 << 30  # the timer's flush buffers (four times the L2), kernels, and what CUDA keeps for itself
 _GIB = 1 << 30
 
 

@@ -174,7 +174,7 @@ def test_the_deadline_and_the_seconds_of_a_heat_end_it_after_whole_pairs_of_roun
     rounds = most_rounds(heat_of(long_layers))  # 0.26 s a round
     assert rounds == 10
     gpu = NoisyGpu(true_us, sigma=0.03)
-    soon = heat_of(gpu, deadline=Deadline(0.030, lambda: 0.4e-3 * gpu.samples))  # 1.2 ms a round, six of them before
+    soon = heat_of(gpu, deadline=Deadline(0.015, lambda: 0.2e-3 * gpu.samples))  # 0.6 ms a round, six of them before
     assert most_rounds(soon) == FIRST_BLOCK + 2
 
 

@@ -33,5 +33,5 @@ def test_opening_waits_a_few_times_however_many_experts_there_are():
     truth = kernel_truth(SHAPE, weights, rows)
     assert waits_of(lambda: kernel_truth(SHAPE, weights, rows)) == 3
     assert waits_of(lambda: layer_truth(SHAPE, weights, rows)) == 2
-    assert waits_of(lambda: Problem("timing inputs", SHAPE, weights, truth)) == 1
+    assert waits_of(lambda: Problem("timing inputs", SHAPE, weights, truth)) == 2
     assert waits_of(lambda: other_routings(SHAPE, TOKENS, device, seed=3)) == 1

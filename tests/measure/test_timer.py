@@ -98,7 +98,7 @@ class Gpu:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
         monkeypatch.setattr(timer.Timer, "cool", lambda _: self.launch(200.0)())
-        monkeypatch.setattr(timer, "FLUSH_WRITE_BYTES", 4096)
+        monkeypatch.setattr(timer, "MIN_FLUSH_WRITE_BYTES", 4096)
 
     def launch(self, us):
         def run():
@@ -130,7 +130,7 @@ def test_events_are_made_once(monkeypatch):
 
 
 def test_a_flush_writes_its_buffer_and_reads_all_of_the_other_one(monkeypatch):
-    monkeypatch.setattr(timer, "FLUSH_WRITE_BYTES", 4096)
+    monkeypatch.setattr(timer, "MIN_FLUSH_WRITE_BYTES", 4096)
     monkeypatch.setattr(timer, "MIN_FLUSH_READ_BYTES", 1 << 12)
     clock = timer.Timer(torch.device("cpu"), 1 << 13)
     assert clock._read.numel() * 4 == 2 << 13
