@@ -200,8 +200,8 @@ def parse_devices(text: str) -> tuple[int, tuple[int, ...] | None]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) <= 4 and int(word) <= MAX_DEVICE for word in words):
         raise UsageError(
-            f"--device takes a number from 0 to {MAX_DEVICE}, several with commas between, or {ALL_DEVICES}; "
-            f"got {text[:40]!r}"
+            f"--device takes a number from 0 to {MAX_DEVICE}, several with commas between, or {ALL_DEVICES}, "
+            f"got {text[:40]!r}; see `moetune sweep --help`"
         )
     first, *beside = dict.fromkeys(map(int, words))
     return first, tuple(beside)

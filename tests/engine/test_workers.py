@@ -13,11 +13,13 @@ import pytest
 
 from moetune.engine import events, workers
 from moetune.engine.budget import Budget, wall_s
+from moetune.engine.decide import NOISE
 from moetune.engine.session import Job, Ports, Session
 from moetune.errors import RunError
 from moetune.outcome import Failed, FailureKind, Stage
-from moetune.store import Store
+from moetune.store import Store, load_recording
 from moetune.strategies import Guided
+from moetune.tuning import SweepRequest, replay_bed, run_on
 from moetune_kernels.heuristic import heuristic_plan
 from tests.engine.test_tuning import bed_of, sweep_on
 
@@ -344,8 +346,6 @@ def test_two_workers_have_twice_the_time_but_no_count_is_split():
 
 
 def test_trials_of_several_threads_are_all_in_the_store(fake_backend, tmp_path):
-    from moetune.tuning import SweepRequest, run_on
-
     first, second = fake_backend(), fake_backend()
     bed = replace(bed_of(first, tmp_path), others=(second,), gpus=("card 0", "card 1"), gpu="GPU-1,GPU-2")
     seen = []
@@ -361,3 +361,22 @@ def test_trials_of_several_threads_are_all_in_the_store(fake_backend, tmp_path):
     again = fake_backend()
     sweep_on(again, tmp_path, tokens=TOKENS)
     assert not set(again.launched) & {*first.launched, *second.launched}  # one GPU goes on where several ended
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_replay_on_several_backends_writes_the_entries_of_a_replay_on_one(fake_backend, tmp_path, count):
+    sweep_on(fake_backend(), tmp_path, tokens=TOKENS, record=tmp_path / "tiny.jsonl.xz")
+    recorded = load_recording(tmp_path / "tiny.jsonl.xz")
+
+    def replayed(folder, others):
+        request = SweepRequest(shape=recorded.provenance.shape, tokens=TOKENS, out_dir=tmp_path / folder)
+        bed = replay_bed(recorded, request)
+        beside = tuple(replay_bed(recorded, request).backend for _ in range(others))
+        return run_on(replace(bed, others=beside), request, Budget(None), lambda _: None).table
+
+    alone, several = replayed("alone", 0), replayed("several", count - 1)
+    assert tuple(several.entries) == TOKENS
+    for tokens, entry in several.entries.items():
+        assert entry.median_us == pytest.approx(alone.entries[tokens].median_us, rel=NOISE)  # ties go to neighbours
+        assert entry.baseline_us == alone.entries[tokens].baseline_us
+        assert entry.bound_us == alone.entries[tokens].bound_us
