@@ -10,13 +10,13 @@ from typing import Protocol
 from moetune.engine.backend import WAIT_S, Backend, Kernel
 from moetune.engine.budget import Deadline
 from moetune.engine.events import CompileProgress, Emit, TrialEnded
+from moetune.engine.gate import Gate
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
 # More spilled registers than this lost every race seen; a few can still win, so zero is no rule.
 MAX_SPILLS = 16
-SLOW_RATIO = 2.5  # a first launch this many times the best one gets no second
 EVERY_COUNT = 0  # token count of trials that end at compile
 
 SUBJECT_OF = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
@@ -284,31 +284,6 @@ class Bench:
             stage=Stage.SCREEN,
             outcome=outcome,
             compiled=compiled or self.compiled.get((role, config)),
-        )
-
-
-@dataclass
-class Gate:
-    """The race's entry: remembers the fastest first launch, and how many samples follow one of so many microseconds."""
-
-    samples: Callable[[float], int]
-    best_us: float = float("inf")
-    holder: MoEKernelConfig | None = None
-
-    def open_again(self) -> None:
-        """Forget the pace, because the config that set it computes the wrong thing."""
-        self.best_us, self.holder = float("inf"), None
-
-    def refuse(self, config: MoEKernelConfig, first_us: float) -> Failed | None:
-        """Return a failure when a first launch is hopeless against the best so far."""
-        best_us = self.best_us
-        if first_us < best_us:
-            self.best_us, self.holder = first_us, config
-        if first_us <= SLOW_RATIO * best_us:
-            return None
-        return Failed(
-            FailureKind.SLOW,
-            f"its first launch took {first_us:.1f} us, over {SLOW_RATIO} times the best so far ({best_us:.1f} us)",
         )
 
 

@@ -12,14 +12,20 @@ from itertools import pairwise
 import pytest
 
 from moetune.engine import events, workers
-from moetune.engine.budget import Budget, wall_s
+from moetune.engine.bench import Bench
+from moetune.engine.budget import CAUTION, CLOSING_S, Budget, CountCost, wall_s
+from moetune.engine.costs import Costs
 from moetune.engine.decide import NOISE
+from moetune.engine.pace import Pace
+from moetune.engine.schedule import order
 from moetune.engine.session import Job, Ports, Session
 from moetune.errors import RunError
 from moetune.outcome import Failed, FailureKind, Stage
+from moetune.space import FREE, candidates
 from moetune.store import Store, load_recording
 from moetune.strategies import Guided
 from moetune.tuning import SweepRequest, replay_bed, run_on
+from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from tests.engine.test_tuning import bed_of, sweep_on
 
@@ -340,6 +346,37 @@ def test_two_workers_have_twice_the_time_but_no_count_is_split():
     assert wall_s([3.0, 3.0], 2) == 3.0
     assert wall_s([], 4) == 0.0
     assert wall_s([10.0, 1.0, 1.0], 4) == 10.0
+
+
+def test_a_count_may_have_what_the_others_will_not_need_of_the_later_ones():
+    def cost(total_s):
+        return CountCost(
+            opening_s=0.0, gate_up_s=total_s, down_s=0.0, ending_s=0.1, down_ending_s=0.1, finals_s=0.0, least_s=0.1
+        )
+
+    budget = Budget(120.0 + CLOSING_S, lambda: 0.0)
+    costs = [cost(10.0), *[cost(20.0)] * 4]
+    alone, shared = (budget.allow(costs, reserve_s=0.0, workers=count) for count in (1, 2))
+    assert alone.deadline.left_s == pytest.approx(120.0 - CAUTION * 80.0)
+    assert shared.deadline.left_s == pytest.approx(120.0 - CAUTION * 40.0)
+    scarce = [cost(10.0), *[cost(40.0)] * 4]
+    assert [budget.allow(scarce, 0.0, count).share < 1.0 for count in (1, 2)] == [True, False]
+
+
+def test_surveys_beside_each_other_do_not_spend_the_same_kernels_twice(fake_backend):
+    shape, device = fake_backend().shape, fake_backend().device
+    bench = Bench(fake_backend(), None, lambda _: None)
+    spaces = {role: candidates(shape, device, role, TOKENS, 60, FREE) for role in Role}
+    costs = Costs(shape, fake_backend().ceilings())
+    pace = Pace(Budget(None), costs, bench, spaces, TOKENS, 40)
+    first, second = [tokens for tokens in order(TOKENS) if pace.quota(Role.DOWN, tokens).kernels][:2]
+    idle = pace.quota(Role.DOWN, second).kernels
+    with pace.held(Role.DOWN, first) as held:
+        beside = pace.quota(Role.DOWN, second).kernels
+        assert held.kernels > 0
+        assert beside == idle - held.kernels  # what the first one leaves is not known yet
+        assert pace.quota(Role.GATE_UP, second).kernels == idle
+    assert pace.quota(Role.DOWN, second).kernels == idle
 
 
 # through the composition root
