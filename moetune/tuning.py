@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,15 +24,15 @@ from moetune.engine.schedule import POLISH_SHARE, affordable_kernels, order
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
 from moetune.measure.card import troubles, why_refused
+from moetune.measure.gpu_choice import HeldGpus, held_gpus
 from moetune.measure.gpu_device import driver_device
 from moetune.measure.gpu_device import gpu_is_there as _gpu_is_there
-from moetune.measure.gpu_lock import locked
 from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.gpu_name import Gpu, gpu_of
 from moetune.measure.isolated import IsolatedBackend, open_isolated
 from moetune.measure.replay import ReplayBackend
 from moetune.models.routing import why_not_of
-from moetune.outcome import ClockSpan, Trial
+from moetune.outcome import ClockSpan, Trial, over_all
 from moetune.space import reports_of
 from moetune.store import (
     Provenance,
@@ -67,7 +68,11 @@ RECORDING_SUFFIXES = (".xz", ".gz")
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """A backend with what its times depend on and where its results go by default; ``gpu`` is the GPU's UUID."""
+    """A backend with what its times depend on and where its results go by default.
+
+    ``others`` are backends of further GPUs of the same model, ``gpus`` what to call them all, the first one first, and
+    ``gpu`` their UUIDs with commas between.
+    """
 
     backend: Backend
     provenance: Provenance
@@ -75,6 +80,26 @@ class Bed:
     out_dir: Path
     store_path: Path
     gpu: str | None = None
+    others: tuple[Backend, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """All of them, the first one first."""
+        return (self.backend, *self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Makes events of what is to be said of the GPUs."""
+
+    on_event: Emit
+
+    def waits(self, gpu: Gpu, holder: str) -> None:
+        self.on_event(GpuAwaited(str(gpu), holder))
+
+    def warns(self, text: str) -> None:
+        self.on_event(Warned(text))
 
 
 def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult:
@@ -91,20 +116,37 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
     if not _gpu_is_there():
         return _run_closing(_replay_bed(request), request, budget, on_event)
     with closing(_gpu_backend(request)) as backend:  # its processes import for seconds, so they begin with that first
-        gpu = gpu_of(request.device_index)
-        # Closed here too: nothing of this sweep may be on the GPU when another one gets the lock.
-        with locked(gpu, lock_dirs(), *_lock_words(gpu, on_event)) as waited_s, closing(backend):
-            budget.total_s += waited_s  # what another sweep took is no part of this one's budget
-            return _run(replace(_gpu_bed(backend, request), gpu=gpu.uuid), request, budget, on_event)
+        first = gpu_of(request.device_index)
+        with held_gpus(first, request.beside, lock_dirs, _Told(on_event)) as held, ExitStack() as stack:
+            budget.total_s += held.waited_s  # what another sweep took is no part of this one's budget
+            # Closed here too: nothing of this sweep may be on the GPU when another one gets the lock.
+            stack.enter_context(closing(backend))
+            others = [stack.enter_context(closing(one)) for one in _beside(backend, held)]
+            bed = _gpu_bed(backend, request)
+            for other in others:
+                other.begin()
+            uuids = [gpu.uuid for gpu in held.gpus if gpu.uuid is not None]
+            names = tuple(map(str, held.gpus))
+            bed = replace(bed, gpu=",".join(uuids) or None, others=tuple(others), gpus=names)
+            return _run(bed, request, budget, _one_at_a_time(on_event) if others else on_event)
 
 
-def _lock_words(gpu: Gpu, on_event: Emit) -> tuple[Callable[[str], None], Callable[[str], None]]:
-    """Return what tells of a GPU that another sweep has, and of one that cannot be locked."""
-    unlockable = f"{gpu} cannot be locked, so another sweep on it would disturb this one's times"
-    return (
-        lambda holder: on_event(GpuAwaited(str(gpu), holder)),
-        lambda reasons: on_event(Warned(f"{unlockable} ({reasons})")),
-    )
+def _beside(backend: IsolatedBackend, held: HeldGpus) -> Iterator[IsolatedBackend]:
+    """Start the processes of the GPUs beside the first one."""
+    for gpu in held.gpus[1:]:
+        assert held.device is not None
+        yield backend.beside(gpu.index, held.device)
+
+
+def _one_at_a_time(on_event: Emit) -> Emit:
+    """Return the audience of several threads."""
+    lock = threading.RLock()
+
+    def emit(event: Event) -> None:
+        with lock:
+            on_event(event)
+
+    return emit
 
 
 def _run_closing(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
@@ -113,7 +155,8 @@ def _run_closing(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit
 
 
 def _run(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:
-    _look_at_the_card(bed.backend, request, on_event)
+    for place, backend in enumerate(bed.backends):
+        _look_at_the_card(backend, f"{bed.gpus[place]}: " if bed.others else "", request, on_event)
     return run_on(bed, request, budget, on_event)
 
 
@@ -149,9 +192,9 @@ def run_on(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> S
             write_table=write,
             emit=emit,
         )
-        result = Session(bed.backend, _job(request, budget), ports).run()
+        result = Session(bed.backend, _job(request, budget), ports, bed.others, bed.gpus).run()
         run.end()
-        clocks = _clocks_of(bed.backend)
+        clocks = over_all(map(_clocks_of, bed.backends))
         if clocks is not None and clocks.warning:
             on_event(Warned(clocks.warning))
         filled = _filled(table, bed, with_ranges(kept | dict(result.entries)), bed.backend.ceilings())
@@ -165,8 +208,8 @@ def _started(bed: Bed, request: SweepRequest, known: int) -> SweepStarted:
     return SweepStarted(backend.name, backend.device, request.shape, request.tokens, bed.store_path, known, routing)
 
 
-def _look_at_the_card(backend: Backend, request: SweepRequest, on_event: Emit) -> None:
-    """Tell of a GPU that others use or that is throttled, or refuse it: only a live backend has one.
+def _look_at_the_card(backend: Backend, which: str, request: SweepRequest, on_event: Emit) -> None:
+    """Tell of a GPU that others use or that is throttled, or refuse it: only a live backend has one. ``which`` says which.
 
     A warning can wait until the GPU process is there, a refusal comes before anything is compiled.
     """
@@ -177,9 +220,9 @@ def _look_at_the_card(backend: Backend, request: SweepRequest, on_event: Emit) -
             return
         reason = why_refused(state) if request.strict else None
         if reason is not None:
-            raise MissingError(f"--strict: {reason}")
+            raise MissingError(f"--strict: {which}{reason}")
         for trouble in troubles(state):
-            on_event(Warned(trouble))
+            on_event(Warned(which + trouble))
 
     if request.strict or not hasattr(backend, "when_ready"):
         look()

@@ -26,6 +26,8 @@ MAX_NAME_BYTES = 255  # of one part of a path, on every usual file system
 
 _LAYER = "Which layer"
 _WHERE = "On which device"
+MAX_DEVICE = 1023
+ALL_DEVICES = "all"
 _MEASURED = "What is measured"
 
 
@@ -99,8 +101,17 @@ DeviceOpt = Annotated[
     typer.Option(
         metavar="INDEX",
         min=0,
-        max=1023,
+        max=MAX_DEVICE,
         help="CUDA device, counted within CUDA_VISIBLE_DEVICES.",
+        rich_help_panel=_WHERE,
+    ),
+]
+DevicesOpt = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="LIST",
+        help="CUDA device, several with commas between, or all idle ones of one model.",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -173,6 +184,27 @@ def parse_noise(percent: float) -> float:
     if not 0 <= percent <= MOST_NOISE_PERCENT:  # also refuses NaN
         raise UsageError(f"--noise must be from 0 to {MOST_NOISE_PERCENT:g} percent, got {percent:g}")
     return percent / 100
+
+
+def parse_devices(text: str) -> tuple[int, tuple[int, ...] | None]:
+    """Return the first CUDA device and those beside it, None for every idle one of the same model.
+
+    Raises:
+        UsageError: no list of device numbers.
+
+    >>> parse_devices("1"), parse_devices("0,2,3"), parse_devices("all")
+    ((1, ()), (0, (2, 3)), (0, None))
+    """
+    if text.strip() == ALL_DEVICES:
+        return 0, None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) <= 4 and int(word) <= MAX_DEVICE for word in words):
+        raise UsageError(
+            f"--device takes a number from 0 to {MAX_DEVICE}, several with commas between, or {ALL_DEVICES}, "
+            f"got {text[:40]!r}; see `moetune sweep --help`"
+        )
+    first, *beside = dict.fromkeys(map(int, words))
+    return first, tuple(beside)
 
 
 def parse_target(name: str | None) -> DeviceInfo | None:

@@ -9,10 +9,11 @@ import typer
 
 from moetune.cli.limit_options import MaxRegistersOpt, MaxSmemOpt, SpaceOpt, StructuresOpt, parse_limits
 from moetune.cli.options import (
+    ALL_DEVICES,
     LOCAL_OPTIONS,
     SWEEP_TOKENS,
     ConfigOpt,
-    DeviceOpt,
+    DevicesOpt,
     EpOpt,
     ExpertsOpt,
     FormatOpt,
@@ -28,6 +29,7 @@ from moetune.cli.options import (
     output_dir,
     output_file,
     parse_budget,
+    parse_devices,
     parse_noise,
     parse_target,
     parse_tokens,
@@ -126,7 +128,7 @@ def sweep(
     budget: BudgetOpt = None,
     noise: NoiseOpt = 0.5,
     strict: StrictOpt = False,
-    device: DeviceOpt = 0,
+    device: DevicesOpt = ALL_DEVICES,
     target: TargetOpt = None,
     max_smem: MaxSmemOpt = None,
     max_registers: MaxRegistersOpt = None,
@@ -145,6 +147,7 @@ def sweep(
     layer = resolve(ShapeRequest(model, config, hidden, inter, experts, top_k, tp, ep, weight_format))
     counts, budget_s, absent = parse_tokens(tokens), parse_budget(budget), parse_target(target)
     limits = parse_limits(max_smem, max_registers, structures, space)
+    first, beside = parse_devices(device)
     if absent is not None:
         if out_dir or record or routing != "uniform":
             raise UsageError("--target compiles and writes no table; leave --out, --record and --routing away")
@@ -158,7 +161,8 @@ def sweep(
         noise=parse_noise(noise),
         strict=strict,
         budget_s=budget_s,
-        device_index=device,
+        device_index=first,
+        beside=beside,
         out_dir=output_dir(out_dir),
         store_path=output_file(store, "--store"),
         fresh=fresh,

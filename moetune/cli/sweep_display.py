@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -146,8 +146,8 @@ def live_view(progress: SweepProgress) -> RenderableType:
     return Group(Text(status_line(progress)), shown)
 
 
-def _cells(row: TokenProgress, current: int | None) -> tuple[str, ...]:
-    entry, is_current = row.entry, row.tokens == current
+def _cells(row: TokenProgress, current: Collection[int]) -> tuple[str, ...]:
+    entry, is_current = row.entry, row.tokens in current
     if entry is None:
         state = "failed" if row.failed else "measuring" if is_current else "waiting"
         return str(row.tokens), amount(row.layer_us), "", "", "", state

@@ -82,7 +82,7 @@ class SweepProgress:
     trials: int = 0
     failures: Counter[str] = field(default_factory=Counter[str])
     steps: tuple[int, int] = (0, 0)  # done and all of the phase: kernels while compiling, token counts while measuring
-    current: int | None = None  # the token count that is being measured
+    current: set[int] = field(default_factory=set[int])  # the token counts that are being measured, one per GPU
     beside: tuple[int, int] | None = None  # kernels compiled and all asked for, while some are under way
 
     def __post_init__(self) -> None:
@@ -111,16 +111,17 @@ class SweepProgress:
     def _update_count(self, event: Event) -> None:
         match event:
             case TokenStarted(tokens=tokens, place=place, total=total):
-                self._enter("measuring", (place - 1, total))
-                self.current = self._row(tokens).tokens
+                others = self.current - {tokens} if self.phase == "measuring" else set[int]()
+                self._enter("measuring", (max(place - 1 - len(others), 0), total))
+                self.current = {*others, self._row(tokens).tokens}
             case SurveyStarted(tokens=tokens, place=place, total=total):
                 self._enter("surveying", (place - 1, total))
-                self.current = self._row(tokens).tokens
+                self.current = {self._row(tokens).tokens}
             case TokenDone(entry=entry):
-                self._step()
+                self._step(entry.tokens)
                 self._row(entry.tokens).entry = entry
             case TokenFailed(tokens=tokens, reason=reason) | TokenRefused(tokens=tokens, reason=reason):
-                self._step()
+                self._step(tokens)
                 self._row(tokens).failed = reason
             case _:
                 pass
@@ -142,7 +143,7 @@ class SweepProgress:
         if self.phase != phase:
             self.phase, self._phase_started_s = phase, self.clock()
             self._speed = Speed(self._phase_started_s)
-        self.steps, self.current = steps, None
+        self.steps, self.current = steps, set()
 
     def _compile(self, done: int, total: int) -> None:
         if self.phase not in ("starting", "compiling"):
@@ -152,9 +153,10 @@ class SweepProgress:
         self._enter("compiling", (done, total))
         self._speed.add(self.clock(), max(done - before, 0))
 
-    def _step(self) -> None:
+    def _step(self, tokens: int) -> None:
         done, total = self.steps
-        self.steps, self.current = (min(done + 1, total), total), None
+        self.steps = min(done + 1, total), total
+        self.current.discard(tokens)
 
     def _row(self, tokens: int) -> TokenProgress:
         return self.rows.setdefault(tokens, TokenProgress(tokens))

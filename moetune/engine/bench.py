@@ -10,13 +10,13 @@ from typing import Protocol
 from moetune.engine.backend import WAIT_S, Backend, Kernel
 from moetune.engine.budget import Deadline
 from moetune.engine.events import CompileProgress, Emit, TrialEnded
+from moetune.engine.gate import Gate
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
 # More spilled registers than this lost every race seen; a few can still win, so zero is no rule.
 MAX_SPILLS = 16
-SLOW_RATIO = 2.5  # a first launch this many times the best one gets no second
 EVERY_COUNT = 0  # token count of trials that end at compile
 
 SUBJECT_OF = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
@@ -43,8 +43,18 @@ class Journal(Protocol):
 
 
 @dataclass
+class Tally:
+    """What a sweep counts: trials that ended, how they failed, compiles that ended, and those that left no kernel."""
+
+    trials: int = 0
+    failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
+    compiles: int = 0
+    dropped: int = 0
+
+
+@dataclass
 class Bench:
-    """One backend and everything that it answered in this sweep and in earlier ones.
+    """One backend and everything that it and those :meth:`beside` it answered in this sweep and in earlier ones.
 
     Args:
         backend: who answers.
@@ -52,12 +62,13 @@ class Bench:
         emit: who is told.
         screened: latest screening of every choice; starts with what earlier runs left, finals that crashed included.
         compiled: what the compiler reported of every kernel that may run.
-        loaded: kernels that this process launched at least once.
+        loaded: kernels that this backend launched at least once.
         under_way: kernels that the compiler has, in the order in which it was given them.
         promised: kernels of the first round: a search may count on them, because they are compiled soon.
         requested: every kernel that was asked for in this sweep, in that order.
         why_outside: which of the user's limits removes a kernel from the race; what is outside is compiled and timed
             only as part of the default plan, and no trial says so, since another sweep has other limits.
+        tally: what is counted.
     """
 
     backend: Backend
@@ -69,11 +80,12 @@ class Bench:
     under_way: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
     promised: set[Kernel] = field(default_factory=set[Kernel])
     requested: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
-    trials: int = 0
-    failures: Counter[FailureKind] = field(default_factory=Counter[FailureKind])
     why_outside: Callable[[Role, MoEKernelConfig], str | None] = lambda _, __: None
-    _ended: int = 0
-    _dropped: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+    def beside(self, backend: Backend) -> Bench:
+        """Return a bench of another backend that shares all that is known: what one learns, the other knows at once."""
+        return replace(self, backend=backend, loaded=set())
 
     def inside(self, role: Role) -> list[MoEKernelConfig]:
         """Return the compiled kernels of a role that keep to the user's limits."""
@@ -89,9 +101,9 @@ class Bench:
 
     def end(self, trial: Trial) -> Outcome:
         """Write one ended trial down and return its outcome."""
-        self.trials += 1
+        self.tally.trials += 1
         if isinstance(trial.outcome, Failed):
-            self.failures[trial.outcome.kind] += 1
+            self.tally.failures[trial.outcome.kind] += 1
         if trial.stage is Stage.SCREEN:
             self.screened[trial.subject, trial.tokens, trial.choice] = trial
         self.journal.record(trial)
@@ -123,8 +135,8 @@ class Bench:
         found = self.backend.ended(wait_s if self.under_way else 0.0)
         for (role, config), result in found:
             self.under_way.pop((role, config), None)
-            self._ended += 1
-            self._dropped += not self._take(role, config, result)
+            self.tally.compiles += 1
+            self.tally.dropped += not self._take(role, config, result)
         if found:
             self._emit_progress()
 
@@ -156,7 +168,8 @@ class Bench:
         self._emit_progress()
 
     def _emit_progress(self) -> None:
-        self.emit(CompileProgress(self._ended, self._ended + len(self.under_way), self._dropped))
+        ended = self.tally.compiles
+        self.emit(CompileProgress(ended, ended + len(self.under_way), self.tally.dropped))
 
     def _take(self, role: Role, config: MoEKernelConfig, result: Compiled | Failed) -> bool:
         if isinstance(result, Compiled) and result.spills <= MAX_SPILLS:
@@ -271,31 +284,6 @@ class Bench:
             stage=Stage.SCREEN,
             outcome=outcome,
             compiled=compiled or self.compiled.get((role, config)),
-        )
-
-
-@dataclass
-class Gate:
-    """The race's entry: remembers the fastest first launch, and how many samples follow one of so many microseconds."""
-
-    samples: Callable[[float], int]
-    best_us: float = float("inf")
-    holder: MoEKernelConfig | None = None
-
-    def open_again(self) -> None:
-        """Forget the pace, because the config that set it computes the wrong thing."""
-        self.best_us, self.holder = float("inf"), None
-
-    def refuse(self, config: MoEKernelConfig, first_us: float) -> Failed | None:
-        """Return a failure when a first launch is hopeless against the best so far."""
-        best_us = self.best_us
-        if first_us < best_us:
-            self.best_us, self.holder = first_us, config
-        if first_us <= SLOW_RATIO * best_us:
-            return None
-        return Failed(
-            FailureKind.SLOW,
-            f"its first launch took {first_us:.1f} us, over {SLOW_RATIO} times the best so far ({best_us:.1f} us)",
         )
 
 

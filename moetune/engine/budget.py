@@ -104,6 +104,15 @@ class Allowance:
         return self.deadline.before(self.cost.finals_s + (1.0 - self.share) * self.cost.down_ending_s)
 
 
+def wall_s(parts_s: Sequence[float], workers: int) -> float:
+    """Return the seconds until ``workers`` have done all parts: none is split, so the longest one is the least.
+
+    >>> wall_s([4.0, 2.0, 2.0], 1), wall_s([4.0, 2.0, 2.0], 2), wall_s([4.0, 2.0, 2.0], 8)
+    (8.0, 4.0, 4.0)
+    """
+    return max(sum(parts_s) / workers, max(parts_s, default=0.0))
+
+
 class Budget:
     """Wall seconds of one sweep, from the moment it is made; None means no limit.
 
@@ -125,7 +134,7 @@ class Budget:
         """Return the moment when a first round of compiles that starts now is cut."""
         return Deadline(self.clock() + COMPILE_SHARE * self.remaining_s, self.clock)
 
-    def allow(self, costs: Sequence[CountCost], reserve_s: float) -> Allowance:
+    def allow(self, costs: Sequence[CountCost], reserve_s: float, workers: int = 1) -> Allowance:
         """Return what the first of the token counts that are left may spend; it is open already.
 
         It may have all that the later ones will not need. Where that is too little, each gets its least (its default
@@ -134,19 +143,20 @@ class Budget:
         Args:
             costs: what each count that is left is expected to need.
             reserve_s: seconds kept for what comes after the last count.
+            workers: who tune the later counts beside each other.
         """
         first, later = costs[0], costs[1:]
         now_s = self.clock()
         left_s = self._started_s + self.total_s - now_s - reserve_s - CLOSING_S
         if left_s == inf:
             return Allowance(first, Deadline(inf, self.clock), share=1.0, races=True)
-        later_s = sum(cost.opening_s + cost.total_s for cost in later)
+        later_s = wall_s([cost.opening_s + cost.total_s for cost in later], workers)
         if left_s - later_s >= first.total_s:
             spare_s = left_s - CAUTION * later_s
             lent_s = max(spare_s, min(ESTIMATES_ERR * first.total_s, left_s - later_s))
             return Allowance(first, Deadline(now_s + lent_s, self.clock), share=1.0, races=True)
-        least_s = first.least_s + sum(cost.opening_s + cost.least_s for cost in later)
-        wanted_s = sum(cost.total_s - cost.least_s for cost in costs)
+        least_s = first.least_s + wall_s([cost.opening_s + cost.least_s for cost in later], workers)
+        wanted_s = first.total_s - first.least_s + wall_s([cost.total_s - cost.least_s for cost in later], workers)
         extra_s = (left_s - least_s) * (first.total_s - first.least_s) / wanted_s if wanted_s > 0 else 0.0
         deadline = Deadline(now_s + first.least_s + extra_s, self.clock)
         share = min(max((first.least_s + extra_s) / first.total_s, 0.0), 1.0)

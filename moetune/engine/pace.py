@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from moetune.engine.backend import Kernel
 from moetune.engine.bench import Bench
-from moetune.engine.budget import CAUTION, CLOSING_S, Allowance, Budget, CountCost, Deadline
+from moetune.engine.budget import CAUTION, CLOSING_S, Allowance, Budget, CountCost, Deadline, wall_s
 from moetune.engine.costs import Costs, Entrants
 from moetune.engine.schedule import TRIALS, Quota, carried_over, quotas
 from moetune.space import Space, sensible_block_ms
@@ -32,6 +33,7 @@ class Pace:
         spaces: the candidates of each role.
         tokens: the whole ladder.
         polish: kernels that searches may have compiled, both roles and all counts together.
+        workers: how many tune beside each other now; what is left is theirs together.
         asked: configs that searches asked for, of each role at each token count.
     """
 
@@ -41,10 +43,12 @@ class Pace:
     spaces: Mapping[Role, Space]
     tokens: tuple[int, ...]
     polish: int
+    workers: Callable[[], int] = lambda: 1
     asked: Counter[tuple[Role, int]] = field(default_factory=Counter[tuple[Role, int]])
 
     def __post_init__(self) -> None:
         self._first_round = self._requested()
+        self._held: dict[tuple[Role, int], int] = {}  # kernels of searches that still go on
         shape = self.costs.shape
         rows = {tokens: ExpertLoad.of(shape, tokens).rows for tokens in self.tokens}
         self._quotas = quotas(rows, self.polish // len(Role))
@@ -70,11 +74,14 @@ class Pace:
         self._quotas[tokens] = Quota(trials=TRIALS, kernels=0)
         self._sensible[tokens] = set(sensible_block_ms(self.costs.shape, tokens))
 
-    def allow(self, counts_left: Sequence[int]) -> Allowance:
-        """Return what the first of ``counts_left``, which is open, may spend."""
-        loaded = set(self.bench.loaded)
-        costs = [self._cost(tokens, loaded) for tokens in counts_left]
-        return self.budget.allow(costs, self.counters_reserve_s)
+    def allow(self, counts_left: Sequence[int], loaded: Collection[Kernel]) -> Allowance:
+        """Return what the first of ``counts_left`` may spend, which is open on a GPU that launched ``loaded`` before.
+
+        The others are those that no worker has in hand: all workers share them.
+        """
+        loading = set(loaded)
+        costs = [self._cost(tokens, loading) for tokens in counts_left]
+        return self.budget.allow(costs, self.counters_reserve_s, self.workers())
 
     def learn(self, allowance: Allowance, seen_s: float, was_cut: bool) -> None:  # noqa: FBT001  # of the count, no mode
         """Take in what a count took once it was open; one that was cut only tells when it took more than foreseen."""
@@ -84,8 +91,19 @@ class Pace:
 
     def quota(self, role: Role, tokens: int) -> Quota:
         """Return what a survey of ``role`` at ``tokens`` may try, and ask the compiler for."""
-        spent = self._requested()[role] - self._first_round[role]
+        held = sum(kernels for (one, _), kernels in self._held.items() if one is role)
+        spent = self._requested()[role] - self._first_round[role] + held
         return carried_over(self._quotas, tokens, spent)
+
+    @contextmanager
+    def held(self, role: Role, tokens: int) -> Generator[Quota]:
+        """Yield the quota of a survey; while it goes on, other workers' surveys do not count on what it leaves."""
+        quota = self.quota(role, tokens)
+        self._held[role, tokens] = quota.kernels
+        try:
+            yield quota
+        finally:
+            del self._held[role, tokens]
 
     def rest(self, role: Role, tokens: int) -> Quota:
         """Return what a race of ``role`` at ``tokens`` may try of what is compiled, besides what was tried there."""
@@ -99,8 +117,8 @@ class Pace:
         """
         loaded = set(self.bench.loaded)
         costs = {tokens: self._cost(tokens, loaded) for tokens in self.tokens}
-        later_s = sum(cost.opening_s + cost.total_s for cost in costs.values())
-        extra_s = sum(costs[tokens].opening_s for tokens in counts)
+        later_s = wall_s([cost.opening_s + cost.total_s for cost in costs.values()], self.workers())
+        extra_s = wall_s([costs[tokens].opening_s for tokens in counts], self.workers())
         left_s = self.budget.remaining_s - self.counters_reserve_s - CLOSING_S
         if not counts or left_s < CAUTION * (later_s + extra_s):
             return None
@@ -109,8 +127,8 @@ class Pace:
     def _requested(self) -> Counter[Role]:
         return Counter(role for role, _ in self.bench.requested)
 
-    def _cost(self, tokens: int, loaded: set[Kernel] | None = None) -> CountCost:
-        return self.costs.of_count(tokens, self._entrants(tokens, set(self.bench.loaded) if loaded is None else loaded))
+    def _cost(self, tokens: int, loaded: set[Kernel]) -> CountCost:
+        return self.costs.of_count(tokens, self._entrants(tokens, loaded))
 
     def _entrants(self, tokens: int, loaded: set[Kernel]) -> dict[Role, Entrants]:
         """Count the kernels to time at ``tokens``, and add those to ``loaded`` that will be loaded there."""

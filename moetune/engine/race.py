@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from moetune.engine.bench import Bench, Gate, time_of
+from moetune.engine.bench import Bench, time_of
 from moetune.engine.budget import Deadline
+from moetune.engine.gate import Gate
 from moetune.outcome import Failed, FailureKind, Measured
 from moetune.strategies.base import Strategy
 from moetune_kernels.config import MoEKernelConfig, Role

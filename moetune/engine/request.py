@@ -25,7 +25,8 @@ class SweepRequest:
         tokens: token counts to tune.
         between: look between these too, and tune those where no neighbour's plan is good enough.
         budget_s: wall seconds; None for no limit.
-        device_index: CUDA device, relative to CUDA_VISIBLE_DEVICES.
+        device_index: CUDA device, relative to CUDA_VISIBLE_DEVICES; a table is of its model.
+        beside: further devices that share the work, where they are of that model; None for every idle one.
         out_dir: where the table goes; None for the user's tables, or ``./moetune-replay`` without a GPU.
         store_path: the trial store; None for the default one.
         fresh: ignore the trials of earlier sweeps.
@@ -45,6 +46,7 @@ class SweepRequest:
     between: bool = False
     budget_s: float | None = None
     device_index: int = 0
+    beside: tuple[int, ...] | None = ()
     out_dir: Path | None = None
     store_path: Path | None = None
     fresh: bool = False

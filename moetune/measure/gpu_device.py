@@ -109,6 +109,14 @@ def driver_device(index: int) -> DeviceInfo | None:
     return None
 
 
+def device_total() -> int:
+    """Return how many CUDA devices CUDA_VISIBLE_DEVICES leaves; 1 where only torch can say."""
+    try:
+        return device_count(opened())
+    except (OSError, AttributeError, DriverError):
+        return 1
+
+
 def _attribute(driver: Any, device: ctypes.c_int, number: int) -> int:
     value = ctypes.c_int()
     call(driver.cuDeviceGetAttribute, ctypes.byref(value), number, device)

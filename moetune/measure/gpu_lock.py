@@ -86,6 +86,30 @@ def locked(
         os.close(held)  # no unlink: another process may be waiting for this very file
 
 
+@contextmanager
+def locked_if_free(gpu: Gpu, folders: Iterable[Path], on_unlockable: Callable[[str], None]) -> Generator[str | None]:
+    """Hold the lock of ``gpu`` for the block where nobody has it, and yield None; else yield who has it, at once.
+
+    Args:
+        gpu: which one.
+        folders: where lock files may lie, as for :func:`locked`.
+        on_unlockable: told why no folder could be used; the block then runs without a lock.
+    """
+    held, reasons = _open_first(gpu, folders)
+    if held is None:
+        on_unlockable("; ".join(reasons))
+        yield None
+        return
+    try:
+        if not _try(held):
+            yield _holder_of(held)
+            return
+        _sign(held)
+        yield None
+    finally:
+        os.close(held)
+
+
 def _open_first(gpu: Gpu, folders: Iterable[Path]) -> tuple[Held | None, list[str]]:
     reasons: list[str] = []
     for folder in folders:
@@ -129,11 +153,15 @@ def _wait(held: Held, on_wait: Callable[[str], None]) -> bool:
         time.sleep(PAUSE_S)  # before anything is said: whoever took it just now still has to sign
         if _try(held):
             return True
-        holder = Holder.parse(os.pread(held, MAX_HOLDER_BYTES, 0))
-        text = "another process" if holder is None else str(holder)
+        text = _holder_of(held)
         if text != said:
             said = text
             on_wait(text)
+
+
+def _holder_of(held: Held) -> str:
+    holder = Holder.parse(os.pread(held, MAX_HOLDER_BYTES, 0))
+    return "another process" if holder is None else str(holder)
 
 
 def _sign(held: Held) -> None:

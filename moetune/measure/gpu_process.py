@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -57,6 +58,7 @@ class GpuProcess:
         self.tokens: int | None = None
         self.completed = False
         self.told = 0
+        self._ending = threading.Lock()
         self._inbox = Inbox()
         self._log = _log_file()
         theirs_in, self._questions = os.pipe()
@@ -121,13 +123,20 @@ class GpuProcess:
         Raises:
             RunError: the driver does not let go of it.
         """
-        if self._ended:
-            return
-        self._ended = True
+        with self._ending:
+            if self._ended:
+                return
+            self._ended = True
         try:
             self._kill()
         finally:
             self._let_go()
+
+    def kill(self) -> None:
+        """Kill the process from another thread than the one that asks it, which finds it dead and closes it."""
+        with self._ending:
+            if not self._ended:
+                self._kill_group()
 
     def _let_go(self) -> None:
         for pipe in (self._questions, self._answers):
@@ -135,8 +144,7 @@ class GpuProcess:
         self._log.close()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        self._kill_group()
         try:
             self._process.wait(_KILL_S)
         except subprocess.TimeoutExpired:
@@ -144,6 +152,10 @@ class GpuProcess:
                 f"the driver does not let go of process {self._process.pid}, whose kernel hangs; every trial so far is "
                 "kept: reset the GPU (`nvidia-smi --gpu-reset`), then run the same command again"
             ) from None
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
 
     def _send(self, data: bytes, deadline: float, limit_s: float) -> None:
         poll = select.poll()

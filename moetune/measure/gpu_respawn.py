@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from moetune.engine.backend import Ceilings
@@ -18,7 +19,31 @@ from moetune_kernels.device import DeviceInfo
 
 MAX_FRUITLESS = 3  # new processes in a row that ended before they answered anything: the GPU itself is gone
 PAUSE_S = 1.0  # before the next one where memory was missing: a driver takes back a dead process's a little later
+CLOSE_TICK_S = 0.05  # between two looks whether the thread that asks has let go
 OPEN = "open"
+
+
+class News:
+    """What every new process is told; the GPUs of one sweep share it, and their threads ask at the same time.
+
+    Attributes:
+        ceilings: what the device reaches, None before it was measured.
+    """
+
+    def __init__(self) -> None:
+        self.ceilings: Ceilings | None = None
+        self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
+        self._lock = threading.Lock()
+
+    def add(self, kernels: Iterable[tuple[tuple[Role, MoEKernelConfig], Compiled]]) -> None:
+        """Take in what the compiler reported."""
+        with self._lock:
+            self._compiled.update(kernels)
+
+    def compiled(self, after: int = 0) -> dict[tuple[Role, MoEKernelConfig], Compiled]:
+        """Return the reports in their order, without the first ``after``, which a process was told of."""
+        with self._lock:
+            return dict(itertools.islice(self._compiled.items(), after, None))
 
 
 class RespawningGpu:
@@ -31,18 +56,20 @@ class RespawningGpu:
         start: what each process loads.
         limits: seconds of each question.
         device: the GPU as its driver describes it, None where that has to be asked of the process.
+        news: what processes are told, shared with those of other GPUs; this GPU's own when None.
 
     Raises:
         RunError: no process can be started.
 
     Attributes:
-        compiled: what every new process is told about kernels.
-        ceilings: what it is told about the device.
+        news: what every new process is told.
     """
 
-    def __init__(self, start: Start, limits: Limits, device: DeviceInfo | None = None) -> None:
-        self.compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
-        self.ceilings: Ceilings | None = None
+    def __init__(
+        self, start: Start, limits: Limits, device: DeviceInfo | None = None, news: News | None = None
+    ) -> None:
+        self.news = news or News()
+        self._asking, self._is_closed = threading.RLock(), False
         self._start_message, self._limits = start, limits
         self._numbers, self._fruitless = itertools.count(), 0
         self._tokens: int | None = None
@@ -93,8 +120,13 @@ class RespawningGpu:
 
         Raises:
             MoetuneError: what the first process says when it cannot load the trials.
-            RunError: new processes end one after the other before they answer anything, or on another GPU.
+            RunError: new processes end one after the other before they answer anything, or on another GPU; or this was
+                closed meanwhile.
         """
+        with self._asking:
+            return self._asked(method, *arguments)
+
+    def _asked(self, method: str, *arguments: Any) -> Answer:
         if method == OPEN:
             self._tokens = None
         self._make_ready()
@@ -113,6 +145,18 @@ class RespawningGpu:
         if process is not None:
             process.close()
 
+    def close(self) -> None:
+        """End for good: also the question that another thread has put, which it hears of as a process that died."""
+        self._is_closed = True
+        while not self._asking.acquire(timeout=CLOSE_TICK_S):
+            process = self._process
+            if process is not None:
+                process.kill()
+        try:
+            self.end()
+        finally:
+            self._asking.release()
+
     def _make_ready(self) -> None:
         """Start a process where there is none, and open the token count that was open in the last one."""
         while True:
@@ -127,8 +171,8 @@ class RespawningGpu:
         process = self._process
         assert process is not None
         tokens = arguments[0] if method == OPEN else self._tokens or 0
-        news = dict(itertools.islice(self.compiled.items(), process.told, None))
-        learned = Learned(compiled=news, ceilings=self.ceilings)
+        news = self.news.compiled(process.told)
+        learned = Learned(compiled=news, ceilings=self.news.ceilings)
         ask = Ask(number=next(self._numbers), method=method, arguments=arguments, learned=learned)
         try:
             answer = process.ask(ask, self._limits(method, arguments, tokens))
@@ -148,6 +192,8 @@ class RespawningGpu:
         return answer
 
     def _new_process(self) -> GpuProcess:
+        if self._is_closed:
+            raise RunError("the sweep ended, and with it the GPU's process")
         return GpuProcess(self._start_message.factory.partition(":")[0])
 
     def _ready(self) -> GpuProcess:

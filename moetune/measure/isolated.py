@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from moetune.engine.backend import Ceilings, Kernel, LayerFigures
 from moetune.measure.card import CardState
+from moetune.measure.compiles import Compiles, LentCompiles
 from moetune.measure.gpu_messages import GpuSettings, Start
-from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, RespawningGpu, gone
+from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, News, RespawningGpu, gone
 from moetune.measure.isolated_limits import Limits, TimeLimits
 from moetune.measure.strikes import Strikes
 from moetune.measure.sweep_counters import SweepCounters
@@ -22,26 +24,6 @@ CUDA_TRIALS = "moetune.measure.cuda:open_trials"
 PROBE_ROUNDS = 2  # of a plan alone, to see whether it was the one; rounds are even
 
 Row = dict[LayerPlan, Outcome]
-
-
-class Compiles(Protocol):
-    """Who compiles, without a GPU."""
-
-    def submit(self, kernels: Iterable[Kernel], device: DeviceInfo) -> None:
-        """Queue kernels for ``device``."""
-        ...
-
-    def ended(self, wait_s: float = 0.0) -> Sequence[tuple[Kernel, Compiled | Failed]]:
-        """Return the kernels that ended since the last call."""
-        ...
-
-    def withdraw(self) -> Sequence[Kernel]:
-        """Take back the kernels that nobody has begun."""
-        ...
-
-    def close(self) -> None:
-        """End what it runs."""
-        ...
 
 
 def open_isolated(settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int]) -> IsolatedBackend:
@@ -72,6 +54,7 @@ class IsolatedBackend:
         factory: ``module:function`` that makes the trials in the GPU process.
         limits: seconds of each question, :class:`TimeLimits` when None.
         device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
+        news: what GPU processes are told, where other GPUs' processes are told the same.
 
     Raises:
         RunError: the GPU process cannot be started. What its factory raises (there is no such GPU) comes with the first
@@ -86,17 +69,33 @@ class IsolatedBackend:
         factory: str = CUDA_TRIALS,
         limits: Limits | None = None,
         device: DeviceInfo | None = None,
+        news: News | None = None,
     ) -> None:
-        self._settings, self._compiles = settings, compiles
+        self._settings, self._compiles, self._factory = settings, compiles, factory
+        self._limits = limits or TimeLimits(settings.shape)
         self._strikes = Strikes()
         self._readings: dict[int, ClockSpan] = {}  # what each process saw, by its id
         self._counters = SweepCounters(settings.shape, settings.device_index, settings.routing)
         try:
             start = Start(factory=factory, settings=settings)
-            self._gpu = RespawningGpu(start, limits or TimeLimits(settings.shape), device)
+            self._gpu = RespawningGpu(start, self._limits, device, news)
         except BaseException:
             compiles.close()
             raise
+
+    def beside(self, device_index: int, device: DeviceInfo) -> IsolatedBackend:
+        """Return a backend of another GPU of the same model: this one's compilers, ceilings and reports serve both.
+
+        Its GPU process is started and not waited for. Two threads may ask the two at once, for anything but compiles.
+
+        Args:
+            device_index: of the other GPU.
+            device: what its driver says, the same as of this one.
+        """
+        settings, lent = replace(self._settings, device_index=device_index), LentCompiles(self._compiles)
+        return IsolatedBackend(
+            settings, lent, factory=self._factory, limits=self._limits, device=device, news=self._gpu.news
+        )
 
     def begin(self) -> None:
         """Let the GPU process use the GPU, from when on it must be this sweep's own; does not wait for it."""
@@ -139,7 +138,7 @@ class IsolatedBackend:
     def ended(self, wait_s: float = 0.0) -> Sequence[tuple[Kernel, Compiled | Failed]]:
         """Return the queued kernels that ended since the last call."""
         found = self._compiles.ended(wait_s)
-        self._gpu.compiled.update((kernel, result) for kernel, result in found if isinstance(result, Compiled))
+        self._gpu.news.add((kernel, result) for kernel, result in found if isinstance(result, Compiled))
         return found
 
     def withdraw(self) -> Sequence[Kernel]:
@@ -154,9 +153,9 @@ class IsolatedBackend:
         Raises:
             RunError: the GPU cannot run even these.
         """
-        found = self._gpu.ceilings
+        found = self._gpu.news.ceilings
         if found is None:
-            found = self._gpu.ceilings = self._needed("ceilings")
+            found = self._gpu.news.ceilings = self._needed("ceilings")
         return found
 
     def open(self, tokens: int) -> Failed | None:
@@ -229,10 +228,10 @@ class IsolatedBackend:
         return over_all(self._readings.values())
 
     def close(self) -> None:
-        """End the GPU process, at once, and the compile processes; safe to call twice."""
+        """End the GPU process, at once, and the compile processes; safe to call twice, and while another thread asks."""
         try:
             self._counters.close()
-            self._gpu.end()
+            self._gpu.close()
         finally:
             self._compiles.close()
 

@@ -64,8 +64,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
     with sentences(path):
         # autocommit: every statement is its own transaction unless BEGIN says otherwise
-        # absolute: a file called ":memory:" is a file
-        return _prepared(sqlite3.connect(path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None), prepare)
+        # absolute: a file called ":memory:" is a file; other threads: those of a sweep on several GPUs take turns
+        file = path.absolute()
+        connection = sqlite3.connect(file, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        return _prepared(connection, prepare)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:

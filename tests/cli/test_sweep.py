@@ -53,7 +53,7 @@ def test_every_option_reaches_the_tuner(asked, monkeypatch, tmp_path):
     assert request.shape.key == "e2_h4096_i7168_k2_fp16"
     assert request.shape.format is WeightFormat.FP16
     assert request.tokens == (1, 64)
-    assert (request.budget_s, request.device_index, request.fresh) == (240.0, 1, True)
+    assert (request.budget_s, request.device_index, request.beside, request.fresh) == (240.0, 1, (), True)
     assert (request.routing.text, request.noise, request.strict) == ("zipf:1.3", 0.015, True)
     assert "--routing zipf:1.3" in request.command
     assert request.out_dir == tmp_path / "tables"
@@ -69,7 +69,8 @@ def test_the_defaults_are_the_documented_ones(asked):
     assert request.shape.key == "e64_h4096_i14336_k2_bf16"
     assert len(request.tokens) == 18
     assert request.tokens[-1] == 16384
-    assert (request.budget_s, request.device_index, request.out_dir, request.store_path) == (None, 0, None, None)
+    assert (request.budget_s, request.out_dir, request.store_path) == (None, None, None)
+    assert (request.device_index, request.beside) == (0, None)  # every idle GPU of the first one's model
     assert not request.fresh
     assert (request.routing.text, request.noise, request.strict) == ("uniform", 0.005, False)
 

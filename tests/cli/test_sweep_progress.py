@@ -165,6 +165,18 @@ def test_a_survey_is_a_phase_of_its_own_and_marks_its_row(progress):
     assert status_line(progress) == "measuring 0/2 · compiling 278/290"
 
 
+def test_counts_that_several_gpus_measure_are_all_marked_and_none_of_them_is_done(progress):
+    progress.update(TokenStarted(1, 1, 3))
+    progress.update(TokenStarted(16, 2, 3))
+    assert (progress.current, progress.steps) == ({1, 16}, (0, 3))
+    progress.update(TokenDone(entry(tokens=16)))
+    progress.update(TokenStarted(64, 3, 3))
+    assert (progress.current, progress.steps) == ({1, 64}, (1, 3))
+    progress.update(TokenDone(entry(tokens=1)))
+    progress.update(TokenFailed(64, "no room"))
+    assert (progress.current, progress.steps) == (set(), (3, 3))
+
+
 def test_failures_are_counted_by_kind(progress):
     progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.WRONG, "row 3")))
     progress.update(trial(Subject.DOWN, 0, failure=Failed(FailureKind.SLOW, "9x")))

@@ -36,7 +36,7 @@ STICKY = "CUDA error: an illegal memory access was encountered"
 
 @dataclass(frozen=True, kw_only=True)
 class Deed:
-    """Something that happens when ``method`` is asked about ``target`` (an argument, or a plan among them).
+    """Something that happens when ``method`` is asked about ``target`` (an argument, or a plan among them) on ``device``.
 
     It happens ``times`` times in all processes together, after ``spared`` such questions went well.
     """
@@ -46,6 +46,7 @@ class Deed:
     target: Any = None
     times: int = ALWAYS
     spared: int = 0
+    device: int | None = None
 
     def is_about(self, method, arguments):
         flat = [item for one in arguments for item in (one if isinstance(one, (list, tuple)) else [one])]
@@ -166,12 +167,15 @@ class PlantedGpu:
 
     def asked(self, method, *arguments):
         """Write the question down, then do what was planted for it; returns a failure that is planted."""
-        deed = next((deed for deed in self.settings.deeds if deed.is_about(method, arguments)), None)
+        device = self.settings.device_index
+        here = [deed for deed in self.settings.deeds if deed.device in (None, device)]
+        deed = next((deed for deed in here if deed.is_about(method, arguments)), None)
         before = 0
         if deed is not None:
             before = sum(line.get("deed") == self.settings.deeds.index(deed) for line in read_diary(self.folder))
         self.write(
             method=method,
+            device=device,
             tokens=self.tokens,
             seed=self.settings.seed,
             about=[len(one) if isinstance(one, (list, tuple)) else str(one) for one in arguments],

@@ -160,7 +160,7 @@ def test_a_process_that_does_not_even_read_is_ended_and_replaced(isolated, diary
         for n, group, d in itertools.product((32, 64, 128, 256), range(1, 65), range(2, 7))
     ]
     assert len(dict(compiled_now(backend, Role.DOWN, thousands))) == len(thousands)
-    assert len(gpu_messages.packed(backend._gpu.compiled)) > 1 << 16  # more to tell than a pipe holds
+    assert len(gpu_messages.packed(backend._gpu.news.compiled())) > 1 << 16  # more to tell than a pipe holds
     planted_gpu.stop(backend)
     assert backend.time_kernel(Role.DOWN, BAD, 3).kind is FailureKind.TIMEOUT
     outcome = backend.time_kernel(Role.DOWN, thousands[-1], 3)
