@@ -45,7 +45,7 @@ sweeps() {
   for layer in "${layers[@]}"; do
     rm -rf "$out/triton-$layer"
     # shellcheck disable=SC2046  # two words, or none
-    TRITON_CACHE_DIR="$out/triton-$layer" step "sweep-$layer" 300 "$python" -m moetune sweep $(model "$layer") --budget 240 \
+    TRITON_CACHE_DIR="$out/triton-$layer" step "sweep-$layer" 300 "$python" -m moetune sweep --device 0 $(model "$layer") --budget 240 \
       --out "$out/tables" --store "$out/$layer.sqlite" --record "$out/$layer.jsonl.xz"
     rm -rf "$out/triton-$layer"
   done

@@ -21,6 +21,8 @@ MOETUNE = (sys.executable, "-m", "moetune")
 KILLED = -9
 GRACE_S = 30.0  # from a signal to the end: the driver takes back a hung kernel in seconds
 
+ONE_GPU = ("--device", "0")  # unless the options say otherwise: the last one holds
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -96,7 +98,7 @@ class Sweep:
         here = ["--store", str(place.store), "--out", str(place.tables)]
         self._began_s = time.monotonic()
         self.process = subprocess.Popen(
-            [*program, "sweep", *options, *here],
+            [*program, "sweep", *ONE_GPU, *options, *here],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._log,
