@@ -125,9 +125,11 @@ class Race:
 
     def enter_late(self, deadline: Deadline) -> None:
         """Time what was left, each as it comes from the compiler."""
-        while self._late and not self._is_cut(len(self._entrants), deadline):
+        while self._late:
             ready = self._ready(self._late, deadline)
             for config in ready:
+                if self._is_cut(len(self._entrants), deadline):
+                    return
                 del self._late[config]
                 self._time(config)
             if not ready:

@@ -91,10 +91,11 @@ class Session:
         refused = self._found.refused
         if refused:
             return RunError(f"no entry is worth keeping: {refused[0]}; cool the GPU, or leave --strict away")
-        failures = self._bench.tally.failures
-        reasons = ", ".join(f"{count} {kind.value}" for kind, count in failures.most_common())
+        failures = self._bench.tally.failures.most_common()
+        counted = ", ".join(f"{count} {kind.value}" for kind, count in failures)
+        reasons = f" ({counted})" if counted else ""  # none where no count could be opened: each has said why
         inside = f" inside {self.job.limits.text}" if self.job.limits.any else ""
-        return RunError(f"no token count has a plan{inside} that runs and is right ({reasons}); see `moetune doctor`")
+        return RunError(f"no token count has a plan{inside} that runs and is right{reasons}; see `moetune doctor`")
 
     # before the first token count
 

@@ -336,8 +336,11 @@ class CompilePool:
         self._process.kill()
         self._process.wait()
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip()[-_LOG_CHARACTERS:]
-        return RunError(f"the compile process ended: {said or 'it said nothing'}; run `moetune doctor`")
+        lines = self._log.read().decode(errors="replace").split("\n")
+        said = next(
+            (line.strip() for line in reversed(lines) if line.strip()), "it said nothing"
+        )  # of a traceback, too
+        return RunError(f"the compile process ended: {said[:_LOG_CHARACTERS]}; run `moetune doctor`")
 
     def close(self) -> None:
         """End the process and all that it compiles; safe to call twice."""

@@ -234,6 +234,17 @@ def test_a_passed_deadline_still_races_a_few_and_says_that_it_was_cut(fake_backe
     assert race.was_cut
 
 
+def test_a_deadline_that_passes_while_late_kernels_are_timed_cuts_those_that_are_left(fake_backend):
+    backend = fake_backend()
+    deadline = Deadline(8, lambda: backend.calls["first_launch"])  # every launch takes a second
+    race = race_of(backend, deadline, compiled=())
+    race.enter(Exhaustive(terrain(race, CONFIGS)), deadline)
+    assert backend.calls["first_launch"] == 0, "all of them were left for later"
+    race.enter_late(deadline)
+    assert backend.calls["first_launch"] == 8
+    assert race.was_cut
+
+
 def test_neighbours_are_compiled_when_the_search_asks_for_them(fake_backend):
     better = replace(CONFIGS[0], prefetch_distance=5)
     table = {config: 100.0 + place for place, config in enumerate(CONFIGS)} | {better: 60.0}

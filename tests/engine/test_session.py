@@ -124,6 +124,12 @@ def test_nothing_that_runs_is_an_error_that_says_what_happened(fake_backend, tmp
         run(backend, tmp_path, tokens=(1, 64))
 
 
+def test_a_sweep_that_can_open_no_token_count_ends_without_empty_brackets(fake_backend, tmp_path):
+    full = Failed(FailureKind.RESOURCES, "needs 200 GB, 139 GB are free")
+    with pytest.raises(RunError, match=r"no token count has a plan that runs and is right; see `moetune doctor`"):
+        run(fake_backend(open=lambda tokens: full), tmp_path)
+
+
 def test_wrong_kernels_never_reach_the_table(fake_backend, tmp_path):
     wrong = Failed(FailureKind.WRONG, "relative error 0.5")
     backend = fake_backend(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
+from moetune.errors import RunError
 from moetune.measure.compiler import CompilePool
 
 
@@ -16,3 +19,11 @@ def test_a_pool_that_was_never_given_work_is_closed_at_once(tmp_path, monkeypatc
     pool.close()
     assert time.monotonic() - started_s < 3.0
     assert pool._process.returncode is not None
+
+
+def test_a_pool_whose_process_cannot_import_says_why_in_one_line():
+    with CompilePool(workers=1, preload=("no_such_module",)) as pool, pytest.raises(RunError) as caught:
+        pool._receive()
+    assert str(caught.value) == (
+        "the compile process ended: ModuleNotFoundError: No module named 'no_such_module'; run `moetune doctor`"
+    )
