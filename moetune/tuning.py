@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -16,7 +15,7 @@ from moetune.engine.backend import Backend, Ceilings
 from moetune.engine.bench import Key
 from moetune.engine.budget import Budget
 from moetune.engine.entries import with_ranges
-from moetune.engine.events import Emit, Event, GpuAwaited, SweepStarted, TokenFailed, Warned
+from moetune.engine.events import Emit, Event, GpuAwaited, SweepStarted, TokenFailed, Warned, one_at_a_time
 from moetune.engine.held_down import HeldDown
 from moetune.engine.ladder import gaps
 from moetune.engine.request import SweepRequest, SweepResult
@@ -128,7 +127,7 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
             uuids = [gpu.uuid for gpu in held.gpus if gpu.uuid is not None]
             names = tuple(map(str, held.gpus))
             bed = replace(bed, gpu=",".join(uuids) or None, others=tuple(others), gpus=names)
-            return _run(bed, request, budget, _one_at_a_time(on_event) if others else on_event)
+            return _run(bed, request, budget, one_at_a_time(on_event) if others else on_event)
 
 
 def _beside(backend: IsolatedBackend, held: HeldGpus) -> Iterator[IsolatedBackend]:
@@ -136,17 +135,6 @@ def _beside(backend: IsolatedBackend, held: HeldGpus) -> Iterator[IsolatedBacken
     for gpu in held.gpus[1:]:
         assert held.device is not None
         yield backend.beside(gpu.index, held.device)
-
-
-def _one_at_a_time(on_event: Emit) -> Emit:
-    """Return the audience of several threads."""
-    lock = threading.RLock()
-
-    def emit(event: Event) -> None:
-        with lock:
-            on_event(event)
-
-    return emit
 
 
 def _run_closing(bed: Bed, request: SweepRequest, budget: Budget, on_event: Emit) -> SweepResult:

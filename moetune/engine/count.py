@@ -108,7 +108,7 @@ class CountTuner:
         for role in Role:
             race = found.surveyed[role, tokens] = Race(self.bench, role, tokens)
             with found.pace.held(role, tokens) as quota:
-                race.enter(self._search(role, tokens, quota), deadline)
+                race.survey(self._search(role, tokens, quota), deadline)
             self._remember(race)
 
     def tune(self, tokens: int, waiting: Callable[[], Sequence[int]]) -> None:
@@ -221,7 +221,7 @@ class CountTuner:
         race = self.findings.surveyed.pop((role, tokens), None)
         if race is None:
             return Race(self.bench, role, tokens)
-        race.bench = self.bench
+        race.bench, race.was_cut = self.bench, False  # what cut the survey leaves this pass whole
         return race
 
     def _remember(self, race: Race) -> None:

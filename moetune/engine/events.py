@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,3 +175,14 @@ Event = (
     | Warned
 )
 Emit = Callable[[Event], None]
+
+
+def one_at_a_time(on_event: Emit) -> Emit:
+    """Return the audience of several threads."""
+    lock = threading.RLock()
+
+    def emit(event: Event) -> None:
+        with lock:
+            on_event(event)
+
+    return emit

@@ -1,12 +1,12 @@
 """The race of one GEMM's configs at one token count: few samples for all, many for the best, wrong ones out.
 
-It has two parts, so that one can be left for later: :meth:`Race.enter` gives every config that a search asks for a few
-samples, and notes those that a compiler still has; :meth:`Race.finish` verifies the best and times them often.
+It has two parts, so that one can be left for later: :meth:`Race.survey` and :meth:`Race.enter` give every config that a
+search asks for a few samples; :func:`finish` verifies the best and times them often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -106,12 +106,19 @@ class Race:
 
     # part one
 
-    def enter(self, strategy: Strategy, deadline: Deadline) -> None:
+    def survey(self, strategy: Strategy, deadline: Deadline) -> None:
         """Time what the search asks for; what is compiled for it alone is left for :meth:`enter_late`."""
+        self._enter(strategy, deadline, self._is_late)
+
+    def enter(self, strategy: Strategy, deadline: Deadline) -> None:
+        """Time what the search asks for, and wait where the compiler has it still."""
+        self._enter(strategy, deadline, lambda _: False)
+
+    def _enter(self, strategy: Strategy, deadline: Deadline, is_left: Callable[[MoEKernelConfig], bool]) -> None:
         while asked := strategy.ask(BATCH):
             self.asked.update(dict.fromkeys(asked))
             self.bench.request((self.role, config) for config in asked)
-            self._late.update(dict.fromkeys(config for config in asked if self._is_late(config)))
+            self._late.update(dict.fromkeys(config for config in asked if is_left(config)))
             waiting = dict.fromkeys(config for config in asked if config not in self._late)
             while waiting:
                 ready = self._ready(waiting, deadline)

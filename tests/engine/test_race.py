@@ -238,11 +238,21 @@ def test_a_deadline_that_passes_while_late_kernels_are_timed_cuts_those_that_are
     backend = fake_backend()
     deadline = Deadline(8, lambda: backend.calls["first_launch"])  # every launch takes a second
     race = race_of(backend, deadline, compiled=())
-    race.enter(Exhaustive(terrain(race, CONFIGS)), deadline)
+    race.survey(Exhaustive(terrain(race, CONFIGS)), deadline)
     assert backend.calls["first_launch"] == 0, "all of them were left for later"
     race.enter_late(deadline)
     assert backend.calls["first_launch"] == 8
     assert race.was_cut
+
+
+def test_a_race_after_the_survey_waits_for_what_the_compiler_still_has(fake_backend):
+    backend = fake_backend()
+    at_once = backend.ended
+    backend.ended = lambda wait_s=0.0: at_once() if wait_s else []  # nothing has ended when nobody waits
+    race = race_of(backend, compiled=())
+    race.enter(Exhaustive(terrain(race, CONFIGS)), NEVER)
+    assert {config for _, config, _ in backend.launched} == set(CONFIGS)
+    assert not race.was_cut
 
 
 def test_neighbours_are_compiled_when_the_search_asks_for_them(fake_backend):
