@@ -217,20 +217,15 @@ class CompilePool:
         finally:
             self._dropped |= set(waiting)
 
-    def submit(self, jobs: Iterable[tuple[Any, Job]], *, ahead: bool = False) -> None:
-        """Queue ``(key, job)`` pairs and return at once; :meth:`ended` tells of them.
+    def submit(self, jobs: Iterable[tuple[Any, Job]]) -> None:
+        """Queue ``(key, job)`` pairs, in their order, and return at once; :meth:`ended` tells of them.
 
-        Args:
-            jobs: in the order to compile them.
-            ahead: before everything that no process has taken yet.
+        What is to come before others that wait is queued after these were withdrawn, and these behind it.
 
         Raises:
             RunError: the compile process itself ended.
         """
-        if ahead:
-            self._waiting.extendleft(reversed(list(jobs)))
-        else:
-            self._waiting.extend(jobs)
+        self._waiting.extend(jobs)
         self._feed()
 
     def ended(self, wait_s: float = 0.0) -> list[tuple[Any, Any]]:

@@ -203,15 +203,14 @@ def test_submitted_kernels_compile_while_the_caller_does_something_else(pool):
     assert pool.unfinished == 0
 
 
-def test_what_is_submitted_ahead_comes_before_what_waits_and_what_waits_can_be_withdrawn(one_worker):
+def test_what_waits_can_be_withdrawn_and_queued_behind_something_else(one_worker):
     one_worker._window = 1
-    one_worker.submit([(n, toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
-    one_worker.submit([("ahead", toy_job(32, 64, 64)), ("next", toy_job(64, 64, 64))], ahead=True)
-    assert one_worker.withdraw() == ["ahead", "next", 3, 4]
+    jobs = {n: toy_job(16, 64, 64, num_stages=n) for n in (2, 3, 4)}
+    one_worker.submit(jobs.items())
+    assert one_worker.withdraw() == [3, 4]
     assert one_worker.unfinished == 1
-    one_worker.submit([("last", toy_job(16, 64, 64))])
-    one_worker.submit([("first", toy_job(32, 64, 64))], ahead=True)
-    assert list(wait_for_all(one_worker)) == [2, "first", "last"]
+    one_worker.submit([("first", toy_job(32, 64, 64)), (3, jobs[3])])
+    assert list(wait_for_all(one_worker)) == [2, "first", 3]
 
 
 def test_what_was_sent_and_not_begun_can_be_withdrawn_too(one_worker, tmp_path):
