@@ -27,7 +27,7 @@ class Machine:
         self.cards = cards
         self.told = []
 
-    def library(self):
+    def driver(self):
         def put(target, value):
             target._obj.value = value
             return 0
@@ -90,7 +90,7 @@ def machine(monkeypatch):
             def close(self):
                 pass
 
-        monkeypatch.setattr(gpu_driver.ctypes, "CDLL", lambda name: made.library())
+        monkeypatch.setattr(gpu_driver.ctypes, "CDLL", lambda name: made.driver())
         monkeypatch.setattr(gpu_choice, "Clocks", Clocks)
         return made
 
