@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from contextlib import closing
@@ -171,21 +170,7 @@ main()
 
 def sleeping_sweep(folder):
     """Start a sweep whose GPU process sleeps in its second combine, and wait until it does."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent / "measure"), *(entry for entry in sys.path if entry)])
-    process = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(folder)],
-        env=dict(os.environ, PYTHONPATH=paths),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60.0
-    while len(planted_gpu.read_diary(folder, "time_combine")) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return process
+    return planted_gpu.sleeping_sweep(STOPPED, folder, lambda: len(planted_gpu.read_diary(folder, "time_combine")) >= 2)
 
 
 @pytest.mark.parametrize(

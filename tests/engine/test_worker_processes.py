@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -156,21 +155,7 @@ main()
 
 def sleeping_sweep(folder):
     """Start a sweep of which both GPU processes sleep in a combine, and wait until they do."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent / "measure"), *(entry for entry in sys.path if entry)])
-    process = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(folder)],
-        env=dict(os.environ, PYTHONPATH=paths),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60.0
-    while not all(by_device(folder, "time_combine")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return process
+    return planted_gpu.sleeping_sweep(STOPPED, folder, lambda: all(by_device(folder, "time_combine")))
 
 
 @pytest.mark.parametrize(

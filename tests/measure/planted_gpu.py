@@ -336,3 +336,22 @@ class PlantedGpu:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         self.write(method="child", child=child.pid)
         os.abort()
+
+
+def sleeping_sweep(code, folder, sleeps):
+    """Run the sweep of ``code`` in a process of its own, and return it once ``sleeps`` says that its GPUs do."""
+    tests = Path(__file__).parents[1]
+    paths = [str(tests / "engine"), str(tests / "measure"), *(entry for entry in sys.path if entry)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60.0
+    while not sleeps():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
