@@ -14,7 +14,7 @@ _MAGIC = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_STRING_TABLE, _SYMBOL_TABLE = 3, 2  # kinds of section
+_STRING_TABLE, _SYMBOL_TABLE, _NO_BYTES = 3, 2, 8  # kinds of section; the last has a size but no bytes in the file
 _STRINGS, _NAMES, _FIRST_CODE = 1, 3, 4  # places of the merged file's sections
 _FUNCTION, _ENTRY = 0x12, 0x10  # a global function's symbol; the mark of a kernel
 _ALIGNMENT = 128
@@ -74,6 +74,8 @@ def _code(cubin: bytes) -> _Code:
         header = _HEADER.unpack_from(cubin)
         start, count, names = header[6], header[12], header[13]
         sections = [_SECTION.unpack_from(cubin, start + place * _SECTION.size) for place in range(count)]
+        ends = [one[4] + one[5] for one in sections if one[1] != _NO_BYTES]
+        whole = max(header[5] + header[9] * header[10], *ends, 0)
         names_at = sections[names][4]
         found = [section for section in sections if cubin.startswith(b".text.", names_at + section[0])]
     except (struct.error, IndexError) as error:
@@ -81,7 +83,6 @@ def _code(cubin: bytes) -> _Code:
     if not cubin.startswith(_MAGIC) or len(found) != 1:
         raise ValueError(f"a cubin with one function was expected, this one has {len(found)}")
     (section,) = found
-    data = cubin[section[4] : section[4] + section[5]]
-    if len(data) != section[5] or not data:
-        raise ValueError("not a cubin: its code is not all there")
-    return _Code(header, section, data)
+    if len(cubin) < whole or not section[5]:
+        raise ValueError(f"not a cubin: {len(cubin)} bytes of {whole} are there, {section[5]} of them code")
+    return _Code(header, section, cubin[section[4] : section[4] + section[5]])
