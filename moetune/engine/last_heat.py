@@ -63,38 +63,43 @@ class LastHeat:
         return 2 * int(max(left_us, 0.0) / _round_us(plans, known) / 2)
 
     def _contenders(self, outcomes: Mapping[LayerPlan, Outcome]) -> list[LayerPlan]:
-        """Return the plans that may still win, and the default: those not surely slower than the leader beyond noise."""
+        """Return the plans that have to be told apart, of those that had all rounds; whoever else is near ties at best.
+
+        A plan that is surely slower than the leader beyond noise is not among them, but for the default.
+        """
         timed = _timed(outcomes)
         most = max((len(measured.times_us) for measured in timed.values()), default=0)
         whole = {plan: measured for plan, measured in timed.items() if len(measured.times_us) == most}
         if not most:
             return []  # recorded without rounds: there is nothing to add to
         leader = min(whole.values(), key=lambda measured: measured.median_us)
-        return [
-            plan
+        near = {
+            plan: measured
             for plan, measured in whole.items()
             if plan == self.default or not _is_beaten(measured, leader, self.noise)
-        ]
+        }
+        told_apart = {plan for pair in self._open_pairs(near) for plan in pair}
+        return [plan for plan in near if plan in told_apart]
 
     def _more_rounds(self, contenders: Sequence[LayerPlan], outcomes: Mapping[LayerPlan, Outcome]) -> int:
         """Return how many rounds come next, an even number; 0 when nothing is open, or nothing can be added."""
         timed = {plan: measured for plan, measured in _timed(outcomes).items() if plan in contenders}
         done = len(next(iter(timed.values())).times_us)
-        if all(self._is_settled(one, other) for one, other in self._open_pairs(timed)):
+        if all(self._is_settled(timed[one], timed[other]) for one, other in self._open_pairs(timed)):
             return 0
         return min(done, MOST_ROUNDS - done, self._affordable(contenders, outcomes))
 
-    def _open_pairs(self, timed: Mapping[LayerPlan, Measured]) -> Iterator[tuple[Measured, Measured]]:
+    def _open_pairs(self, timed: Mapping[LayerPlan, Measured]) -> Iterator[tuple[LayerPlan, LayerPlan]]:
         """Yield what has to be told apart: the leader from the second, and leader and winner from the default."""
-        ordered = sorted(timed.values(), key=lambda measured: measured.median_us)
+        ordered = sorted(timed, key=lambda plan: timed[plan].median_us)
         if len(ordered) > 1:
             yield ordered[0], ordered[1]
         default = timed.get(self.default)
         if default is None:
             return
         finalists = [Finalist(plan, measured) for plan, measured in timed.items()]
-        winner = ranking(finalists, Finalist(self.default, default), self.preferred, self.noise)[0].measured
-        yield from ((one, default) for one in (ordered[0], winner) if one is not default)
+        winner = ranking(finalists, Finalist(self.default, default), self.preferred, self.noise)[0].plan
+        yield from ((plan, self.default) for plan in (ordered[0], winner) if plan != self.default)
 
     def _is_settled(self, one: Measured, other: Measured) -> bool:
         found = gap(one.times_us, other.times_us)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from random import Random
 
@@ -107,6 +108,21 @@ def test_near_plans_are_timed_on_until_they_are_told_apart_and_those_far_behind_
     assert later == {DEFAULT, FANCY, OTHER}  # the default is timed throughout: it is the baseline
     assert len(outcomes[SIMPLE].times_us) == FIRST_BLOCK
     assert len(outcomes[FANCY].times_us) == len(outcomes[DEFAULT].times_us) > FIRST_BLOCK
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_many_near_plans_only_those_are_timed_on_that_must_be_told_apart(seed):
+    tiles = [plan(block_n, Structure.TMA) for block_n in (32, 64, 128, 256)]
+    gpu = NoisyGpu({DEFAULT: 100.0, SIMPLE: 80.0, **dict.fromkeys(tiles, 80.0)}, seed, sigma=0.01)
+    outcomes = heat_of(gpu)
+    later = [plans for plans, _ in gpu.blocks[1:]]
+    assert later
+    assert all(DEFAULT in plans and SIMPLE in plans for plans in later)  # the baseline, and the winner among equals
+    assert all(len(plans) <= 4 for plans in later)  # of six: these two, the leader and the second
+    assert all(set(after) <= set(before) for before, after in pairwise(later))
+    rounds = {one: len(outcome.times_us) for one, outcome in outcomes.items()}
+    assert rounds[DEFAULT] == max(rounds.values())
+    assert min(rounds.values()) == FIRST_BLOCK
 
 
 def test_a_plan_that_is_surely_slower_but_by_less_than_the_noise_is_timed_on_because_it_may_win_by_being_simpler():
