@@ -2,8 +2,10 @@
 # Everything that must be seen on a GPU before a release, in one run of about 20 minutes on an H200: GPU tests and
 # sanitizer, three sweeps from empty Triton caches, what a fresh process then serves, profile and report, and the peers
 # beside ours where PEERS names their folder. One line per step in OUT/steps.txt; a failed step does not stop the rest.
+# The steps of the second list are the tuner's own numbers, and run only when they are named: another 20 minutes.
 #
 #   benchmarks/acceptance.sh OUT [STEP ...]      steps: tests sweeps served profile report peers (all when none is named)
+#                                                       times repeatability memory kills truth
 #   LAYERS="default mixtral-8x7b" benchmarks/acceptance.sh OUT sweeps        only these layers
 set -uo pipefail
 
@@ -13,7 +15,7 @@ shift
 steps=("${@:-tests sweeps served profile report peers}")
 python=${PYTHON:-python3}
 export PYTHONPATH=.:kernels${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null ||
   { echo "acceptance.sh: $python's torch sees no CUDA GPU; run it on a GPU machine" >&2; exit 3; }
 read -ra layers <<<"${LAYERS:-default qwen3-30b-a3b mixtral-8x7b}"
 failed=0
@@ -72,6 +74,30 @@ peers() {
   source "$PEERS/unpack.sh"
   MOETUNE_CONFIG_DIR="$out/tables" step peers 400 "$python" "$PEERS/peers.py" --shapes qwen3-30b-a3b,mixtral-8x7b --formats bf16 \
     --ours benchmarks/peers_adapter.py --json "$out/peers.json"
+}
+
+times() {
+  step times 570 "$python" benchmarks/sweep_times.py "$out/times.json" --model qwen3-30b-a3b mixtral-8x7b
+}
+
+repeatability() {
+  step repeatability 570 "$python" benchmarks/repeatability.py "$out/repeatability.json" --pairs 5
+}
+
+memory() {
+  step memory 570 "$python" benchmarks/memory_growth.py "$out/memory.json"
+}
+
+kills() {
+  step kills 570 "$python" benchmarks/kill_sweep.py "$out/kills.json" --kills 5
+}
+
+truth() { # every config of truth/space.json: without a budget, so that no deadline leaves any out
+  for layer in "${layers[@]}"; do
+    # shellcheck disable=SC2046
+    step "truth-$layer" 570 "$python" -m moetune sweep --device 0 $(model "$layer") --strategy exhaustive --tokens 16,256,4096 \
+      --space benchmarks/truth/space.json --out "$out/truth-tables" --store "$out/truth-$layer.sqlite" --record "$out/truth-$layer.jsonl.xz"
+  done
 }
 
 for name in ${steps[*]}; do
