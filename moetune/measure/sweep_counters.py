@@ -30,8 +30,9 @@ from moetune_kernels.shape import MoEShape
 
 COUNTERS_LIMIT_S = 120.0
 WAYS = (CUPTI, NCU)  # the first one that works; the later ones read what an earlier one could not
+_NOTE = 500  # characters of a note that goes into a table
 _LEAST_S = 5.0  # a way that stands behind another one is not begun with less
-_SHARE = 0.5  # of the time left, that a way may take while another one stands behind it
+_SHARE, _TURN_S = 0.5, 25.0  # of the time left, and seconds: what a way may take while another one stands behind it
 
 
 class SweepCounters:
@@ -105,7 +106,7 @@ class SweepCounters:
                 device=device,
                 device_index=self._index,
                 sets=SWEEP_SETS,
-                time_limit_s=left_s if way is self._ways[-1] else _SHARE * left_s,
+                time_limit_s=left_s if way is self._ways[-1] else min(_SHARE * left_s, _TURN_S),
             )
             for job, answer in read.items():
                 answers[job][way.title] = answer
@@ -118,7 +119,7 @@ def _figures(answers: Mapping[str, CountersOfJob], work: Work) -> LayerFigures |
     *_, (title, last) = answers.items()
     if not isinstance(last, Failed):
         figures = counted(last, work)
-        return figures if not refused else _noted(figures, f"read by {title}, because {_joined(refused)}")
+        return figures if not refused else _noted(figures, f"read by {title}, because {_joined(refused)}"[:_NOTE])
     return last if len(refused) == 1 else Failed(last.kind, _joined(refused))
 
 

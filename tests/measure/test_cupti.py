@@ -41,6 +41,8 @@ COUNTING = [
     "cuptiRangeProfilerGetCounterDataInfo",
     "cuptiProfilerHostEvaluateToGpuValues",
 ]
+# What fails in another way: the launch itself, a metric that is not there, a push that is not taken.
+OTHERWISE = {"launch", "cuptiProfilerHostGetMetricProperties", "cuptiRangeProfilerPushRange"}
 CLOSING = ["cuptiRangeProfilerDisable", "cuptiProfilerHostDeinitialize", "cuptiProfilerDeInitialize"]
 
 
@@ -67,7 +69,7 @@ def test_each_launch_has_its_own_values_and_what_runs_between_is_not_counted(fak
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in OPENING + COUNTING if name not in ("launch", "cuptiProfilerHostGetMetricProperties")],
+    [name for name in OPENING + COUNTING if name not in OTHERWISE],
 )
 def test_an_error_of_any_call_is_one_sentence_that_names_it_and_all_is_taken_back(fake, name):
     fake.plant(name, 7)
@@ -112,14 +114,29 @@ def test_an_error_says_what_it_means_for_the_user(fake, code, says):
         ({"lost": 3}, "counted 4 kernels where one was launched"),
         ({"submitted": 0}, "wants a kernel repeated"),
         ({"unit": 0.0}, "counted nothing"),
+        ({"unit": -1.0}, "sm__cycles_active.avg is negative"),
     ],
-    ids=["passes", "two-kernels", "dropped", "not-all-passes", "zeros"],
+    ids=["passes", "two-kernels", "dropped", "not-all-passes", "zeros", "negative"],
 )
 def test_what_cannot_be_one_launchs_counters_is_refused(fake, rules, says):
     fake.rules(**rules)
     with pytest.raises(CuptiError, match=says), fake.profiler() as profiler:
         profiler.count(fake.launch)
     assert fake.notes[-3:] == CLOSING if "passes" not in rules else fake.notes[-2:] == CLOSING[1:]
+
+
+@pytest.mark.parametrize("selects", [0, 1], ids=["pushing-is-nothing", "pushing-selects"])
+def test_where_no_range_can_be_pushed_the_count_decides_whether_that_matters(fake, selects):
+    fake.rules(selects=selects)
+    fake.plant("cuptiRangeProfilerPushRange", 7)
+    with fake.profiler() as profiler:
+        if selects:
+            with pytest.raises(CuptiError, match="counted 0 kernels where one was launched"):
+                profiler.count(fake.launch)
+        else:
+            assert profiler.count(fake.launch)[METRICS[0]] == 1.0
+    assert "cuptiRangeProfilerPopRange" not in fake.notes
+    assert not [line for line in fake.notes if "RULES" in line]
 
 
 def test_a_launch_that_makes_two_kernels_or_none_is_refused(fake):
@@ -160,7 +177,9 @@ def test_the_fake_minds_the_rules(fake):
 @pytest.mark.parametrize("version", [18, 23])
 def test_an_old_library_is_refused_by_its_version(fake, version):
     fake.library.fake_version(version)
-    with pytest.raises(CuptiError, match=rf"API version {version}: CUDA 12.6 \(version 24\) or newer is needed"):
+    with pytest.raises(
+        CuptiError, match=rf"API version {version}: that of CUDA 12.6 Update 2 \(version 24\) or newer is"
+    ):
         Cupti(fake.library, Path("/x/libcupti.so.12"))
     fake.library.fake_version(24)
     assert Cupti(fake.library, Path("/x/libcupti.so.12")).version == 24

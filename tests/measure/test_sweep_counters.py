@@ -144,8 +144,9 @@ def test_what_cupti_has_counted_stays_and_ncu_reads_the_rest(fake_ncu, cupti, re
     assert starts(tmp_path) == 1
 
 
-def test_a_cupti_that_hangs_is_stopped_in_time_for_ncu(fake_ncu, cupti, reader, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep_counters, "_SHARE", 0.05)
+@pytest.mark.parametrize(("name", "value"), [("_SHARE", 0.05), ("_TURN_S", 2.0)])
+def test_a_cupti_that_hangs_is_stopped_in_time_for_ncu(fake_ncu, cupti, reader, tmp_path, monkeypatch, name, value):
+    monkeypatch.setattr(sweep_counters, name, value)
     fake_ncu(COUNTS)
     cupti("hang")
     found = read(reader, limit_s=40.0)

@@ -20,7 +20,7 @@ from moetune.measure.counter_rights import BUSY, FORBIDDEN, CountersRefusedError
 from moetune.measure.cupti.structs import ALL, Params, struct_size
 
 DISTRIBUTIONS = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu12")
-OLDEST_VERSION = 24  # CUPTI_API_VERSION of CUDA 12.6, which brought the range profiler
+OLDEST_VERSION = 24  # CUPTI_API_VERSION of CUDA 12.6, whose Update 2 brought the range profiler
 _HELPERS = ("libnvperf_host.so", "libnvperf_target.so")
 _MAPS = Path("/proc/self/maps")
 _TOOLKITS = ("usr/local/cuda*/extras/CUPTI/lib64", "usr/local/cuda*/lib64", "opt/cuda/extras/CUPTI/lib64")
@@ -58,7 +58,7 @@ def load(path: Path | None = None) -> Cupti:
     """Load ``path``, or what :func:`find` finds, and see that it is new enough.
 
     Raises:
-        CuptiError: there is none, it does not load, or it is older than CUDA 12.6.
+        CuptiError: there is none, it does not load, or it is older than CUDA 12.6 Update 2.
     """
     path = path or find()
     if path is None:
@@ -80,7 +80,7 @@ class Cupti:
         path: where it was loaded from.
 
     Raises:
-        CuptiError: it is older than CUDA 12.6.
+        CuptiError: it is older than CUDA 12.6 Update 2.
     """
 
     def __init__(self, library: Any, path: Path) -> None:
@@ -91,7 +91,7 @@ class Cupti:
         if self.version < OLDEST_VERSION or missing:
             lacks = f" and has no {missing[0]}" if missing else ""
             raise CuptiError(
-                f"{path} is of API version {self.version}{lacks}: CUDA 12.6 (version 24) or newer is needed"
+                f"{path} is of API version {self.version}{lacks}: that of CUDA 12.6 Update 2 (version 24) or newer is needed"
             )
 
     def call(self, params: Params) -> None:

@@ -1,10 +1,9 @@
 """CUPTI's range profiler: the counters of single launches on the current CUDA context.
 
-Ranges are *automatic* (one per kernel): a range that is pushed by hand lasts from the host's push to its pop, and so would
-its duration. Kernel replay is what goes with them; a schedule of one pass repeats nothing. Whether a kernel outside a
-pushed range is counted in this mode is told differently by NVIDIA's own examples, so a launch has all of it: a session
-that is started and stopped for it, and a pushed range. What is launched elsewhere, such as a flush of the caches, is not
-counted by either account.
+Ranges are *automatic*, one per kernel: a range that is pushed by hand lasts from the host's push to its pop, and so would
+its duration. Kernel replay is the mode that goes with them; a schedule of one pass repeats nothing. A session is started
+and stopped around one launch, so that what is launched elsewhere, such as a flush of the caches, is not counted. NVIDIA's
+manual pushes a range all the same in this mode, and reports of others say that nothing is counted without.
 """
 
 from __future__ import annotations
@@ -109,9 +108,11 @@ class RangeProfiler:
         self._configure()
         self._call(RangeStart)
         try:
-            self._call(RangePushRange, pRangeName=b"launch")
+            push = RangePushRange(pRangeProfilerObject=self._object, pRangeName=b"launch")
+            pushed = self._cupti.status(push) == 0  # where it must be and is not, no kernel will have been counted
             launch()
-            self._call(RangePopRange)
+            if pushed:
+                self._call(RangePopRange)
         except BaseException:
             with suppress(CuptiError):
                 self._call(RangeStop)
@@ -126,6 +127,8 @@ class RangeProfiler:
         values = self._host.evaluate(self._data, 0, self._metrics)
         if not any(values.values()):
             raise CuptiError("CUPTI counted nothing: every value is zero")
+        if min(values.values()) < 0:
+            raise CuptiError(f"CUPTI counted less than nothing: {min(values, key=values.__getitem__)} is negative")
         return values
 
     def _configure(self) -> None:
