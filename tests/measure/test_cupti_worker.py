@@ -78,6 +78,7 @@ def gpu(monkeypatch, fake):
     monkeypatch.setattr(counter_jobs, "load", lambda: None)
     for name in ("set_device", "synchronize", "empty_cache"):
         monkeypatch.setattr(counter_jobs.torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(counter_jobs.triton.runtime, "driver", SimpleNamespace(active=None))
     monkeypatch.setattr(cupti_worker.torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(cupti_worker, "finish", finish)
     monkeypatch.setattr(cupti_worker, "Timer", Timer)
@@ -106,6 +107,13 @@ def served(tmp_path, worker):
     return [json.loads(line) for line in (tmp_path / "launches").read_text().splitlines()]
 
 
+def ran(worker):
+    """Have a worker that has loaded run JOBS and return its notes."""
+    notes, request = io.StringIO(), {"device_index": 0, "jobs": [job.to_json() for job in JOBS]}
+    counter_jobs.run(request, notes, worker, counter_jobs.Phases())
+    return [json.loads(line) for line in notes.getvalue().splitlines()]
+
+
 def as_counted(notes):
     lack = CUPTI.explain(Ended("", 0), notes, None)
     launches = [note for note in notes if "job" in note]
@@ -131,12 +139,13 @@ def test_each_launch_is_noted_with_its_own_values_behind_a_flush_that_is_not_cou
     assert all(value >= 0 for value in seconds.values())
 
 
-def test_the_profiler_is_opened_once_however_often_it_is_told_to_begin(gpu, fake, tmp_path):
+def test_the_profiler_is_opened_once_however_often_it_is_told_to_begin(gpu, fake):
     gpu.layers += two_layers(fake)
     worker = counting()
     worker.load()
     counter_jobs.start_cuda(0, worker)
-    served(tmp_path, worker)
+    assert fake.notes.count("cuptiRangeProfilerEnable") == 1
+    assert sum("values" in note for note in ran(worker)) == 4
     assert fake.notes.count("cuptiRangeProfilerEnable") == 1
     worker.close()
     assert fake.notes[-3:] == [
@@ -146,14 +155,15 @@ def test_the_profiler_is_opened_once_however_often_it_is_told_to_begin(gpu, fake
     ]
 
 
-def test_where_beginning_ahead_fails_the_first_job_tries_again(gpu, fake, tmp_path):
+def test_where_beginning_ahead_fails_the_first_job_tries_again(gpu, fake):
     gpu.layers += two_layers(fake)
     worker = counting()
     worker.load()
     fake.plant("cuptiRangeProfilerEnable", 26)
     counter_jobs.start_cuda(0, worker)  # the GPU is still somebody's
+    assert fake.notes.count("cuptiRangeProfilerEnable") == 1
     fake.plant("", 0)
-    notes = served(tmp_path, worker)
+    notes = ran(worker)
     assert sum("values" in note for note in notes) == 4
 
 

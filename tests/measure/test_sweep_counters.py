@@ -213,7 +213,6 @@ def test_what_forbids_both_is_said_once(fake_ncu, cupti, reader, tmp_path, monke
     monkeypatch.setattr(counter_rights, "forbidden", lambda: why)
     monkeypatch.setattr("moetune.measure.ncu.blocked", lambda: why)
     fake_ncu(COUNTS)
-    monkeypatch.setattr("moetune.measure.ncu.blocked", lambda: why)
     cupti("count")
     reader.prepare(DEVICE)
     assert {outcome.reason for outcome in read(reader).values()} == {why.reason}
