@@ -64,13 +64,16 @@ class ByCupti:
     def count(self, calls: Calls, tell: Tell) -> None:
         """Launch each call once, cold, and tell its values."""
         assert self._profiler is not None
+        for part, call in calls:
+            tell(part, call, self._profiler.count(partial(_launch, call), self._flush))
+
+    def _flush(self) -> None:
+        """Make the L2 cold, as the timer does."""
         if self._timer is None:
             self._timer = Timer(torch.device("cuda", torch.cuda.current_device()), self._l2_bytes)
-        for part, call in calls:
-            with self._phases.phase("flushes"):
-                self._timer.cool()
-                finish()
-            tell(part, call, self._profiler.count(partial(_launch, call)))
+        with self._phases.phase("flushes"):
+            self._timer.cool()
+            finish()
 
     def spent(self) -> Mapping[str, float]:
         """Return the seconds of the flushes and of each function of CUPTI; they are parts of the phases."""

@@ -52,15 +52,17 @@ timer = Timer(device, device_info(0).l2_bytes)
 METRICS = {metrics!r}
 
 
-def counted(profiler, launch):
+def flush():
     timer.cool()
     finish()
 
+
+def counted(profiler, launch):
     def whole():
         launch()
         finish()
 
-    return profiler.count(whole)
+    return profiler.count(whole, flush)
 
 
 cupti = library.load()
@@ -222,9 +224,11 @@ def test_how_long_one_launch_takes_to_count(by_cupti):
             for _ in range(20):
                 counted(profiler, lambda: x.add_(1.0))
             each = (time.perf_counter() - begin) / 20
-        print(json.dumps({"each": each} | {name: value / 20 for name, value in cupti.seconds.items()}))
+        spent = {name: value / 20 for name, value in cupti.seconds.items()}
+        print(json.dumps({"each": each, "reusable": float(profiler._reusable)} | spent))
         """
     )
+    print(f"a session {'can' if spent.pop('reusable') else 'cannot'} be started again as it is")
     print({name: f"{1e3 * value:.3f} ms" for name, value in sorted(spent.items(), key=lambda item: -item[1])})
     assert spent["each"] < 0.05
 

@@ -240,7 +240,8 @@ def test_cuptis_worker_counts_each_launch_of_the_layer_by_itself_behind_a_flush(
     monkeypatch.setattr(cupti_worker, "Timer", lambda *_: timer)
     monkeypatch.setattr(cupti_worker, "finish", lambda: seen.append("wait"))
 
-    def count(launch):
+    def count(launch, before):
+        before()
         seen.append("start")
         launch()
         seen.append("stop")

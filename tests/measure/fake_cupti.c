@@ -11,9 +11,10 @@ static uint32_t version = 130001;
 static int pushing_selects = 1;  /* whether kernels outside a pushed range are ignored */
 static size_t passes = 1, extra_ranges = 0, dropped = 0;
 static int all_submitted = 1;
+enum { ANEW, REUSE, SILENT } sessions = ANEW;  /* a done session must be configured anew; need not; must, and nobody says so */
 static double unit_value = 1.0;
 
-static int initialized, enabled, configured, started, pushed, stopped, image_is_new;
+static int initialized, enabled, configured, started, pushed, stopped, image_is_new, deaf;
 static size_t launched, decoded, capacity;
 static double kernels[RANGES], image[RANGES];
 static char added[METRICS][128];
@@ -33,10 +34,11 @@ void fake_rules(int selects, size_t needs, size_t more, size_t lost, int submitt
     pushing_selects = selects, passes = needs, extra_ranges = more, dropped = lost, all_submitted = submitted;
     unit_value = unit;
 }
+void fake_sessions(int kind) { sessions = kind; }
 int fake_is_counting(void) { return started; }
 void fake_launch(double size) {
     strcat(notes, "launch\n");
-    if (started && (pushed || !pushing_selects) && launched < RANGES) kernels[launched++] = size;
+    if (started && !deaf && (pushed || !pushing_selects) && launched < RANGES) kernels[launched++] = size;
 }
 
 static int entered(const char* name, size_t given, size_t wanted, void* priv) {
@@ -125,8 +127,10 @@ ENTER(cuptiRangeProfilerSetConfig, CUpti_RangeProfiler_SetConfig_Params)
     RULE(p->maxRangesPerPass == capacity && p->targetNestingLevel == 0, CUPTI_ERROR_INVALID_PARAMETER)
     configured = 1; LEAVE
 ENTER(cuptiRangeProfilerStart, CUpti_RangeProfiler_Start_Params)
-    OBJECT RULE(configured && !started, CUPTI_ERROR_INVALID_OPERATION)
-    started = 1; configured = 0; launched = 0; LEAVE  /* strict: a session that is done must be configured again */
+    OBJECT RULE(!started, CUPTI_ERROR_INVALID_OPERATION)
+    if (!configured && sessions == ANEW) return CUPTI_ERROR_INVALID_OPERATION;
+    deaf = !configured && sessions == SILENT;
+    started = 1; configured = 0; launched = 0; LEAVE
 ENTER(cuptiRangeProfilerPushRange, CUpti_RangeProfiler_PushRange_Params)
     OBJECT RULE(started && !pushed && p->pRangeName != NULL, CUPTI_ERROR_INVALID_OPERATION) pushed = 1; LEAVE
 ENTER(cuptiRangeProfilerPopRange, CUpti_RangeProfiler_PopRange_Params)

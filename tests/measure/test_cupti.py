@@ -56,6 +56,28 @@ def test_a_launch_is_counted_by_the_calls_that_the_headers_ask_for_in_their_orde
     assert fake.notes[before:] == CLOSING
 
 
+@pytest.mark.parametrize(
+    ("sessions", "configured", "launches"),
+    [(0, 4, [1, 1, 1, 1]), (1, 1, [1, 1, 1, 1]), (2, 4, [1, 2, 1, 1])],
+    ids=["refuses", "allows", "counts-nothing"],
+)
+def test_a_session_is_started_again_as_it_is_where_that_works_and_tried_once_where_not(
+    fake, sessions, configured, launches
+):
+    fake.library.fake_sessions(sessions)
+    flushes = []
+    with fake.profiler() as profiler:
+        for size, times in zip((1000.0, 1.0, 7.0, 2.0), launches, strict=True):
+            before, flushed = fake.notes.count("launch"), len(flushes)
+            values = profiler.count(lambda size=size: fake.launch(size), lambda: flushes.append("flush"))
+            assert values["gpu__time_duration.sum"] == size
+            assert fake.notes.count("launch") - before == times
+            assert len(flushes) - flushed >= times  # cold again where it is launched again
+    assert fake.notes.count("cuptiRangeProfilerSetConfig") == configured
+    assert fake.notes.count("cuptiRangeProfilerStart") == fake.notes.count("cuptiRangeProfilerStop") + (sessions == 0)
+    assert not [line for line in fake.notes if "RULES" in line]
+
+
 @pytest.mark.parametrize("selects", [0, 1], ids=["pushing-is-nothing", "pushing-selects"])
 def test_each_launch_has_its_own_values_and_what_runs_between_is_not_counted(fake, selects):
     fake.rules(selects=selects)

@@ -122,6 +122,7 @@ def as_counted(notes):
 
 def test_each_launch_is_noted_with_its_own_values_behind_a_flush_that_is_not_counted(gpu, fake, tmp_path):
     gpu.layers += two_layers(fake)
+    fake.library.fake_sessions(1)
     notes = served(tmp_path, counting())
     found = assign(JOBS, as_counted(notes), NAMES)
     place = METRICS.index(NAMES["duration_ns"]) + 1  # the fake multiplies by a metric's place

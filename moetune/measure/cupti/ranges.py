@@ -56,6 +56,7 @@ class RangeProfiler:
         self._cupti, self._driver, self._metrics = cupti, driver, list(metrics)
         self._open = ExitStack()
         self._object = c_void_p()
+        self._configured, self._reusable = False, True
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:
@@ -93,19 +94,34 @@ class RangeProfiler:
         cupti.call(size)
         self._data = (c_uint8 * size.counterDataSize)()
 
-    def count(self, launch: Callable[[], object]) -> dict[str, float]:
+    def count(self, launch: Callable[[], object], before: Callable[[], object] = lambda: None) -> dict[str, float]:
         """Return the values of the one kernel that ``launch`` launches, by metric, in base units.
 
         Args:
             launch: launches one kernel and waits for it. Nothing else may run on the context, or the count is refused.
+                It must bear to be launched again, which may happen once in the life of a profiler.
+            before: called before each launch; what it launches is not counted if it waits for it.
 
         Raises:
             CuptiError: CUPTI failed, or counted anything but one kernel.
-            Exception: ``launch`` failed.
+            Exception: ``launch`` or ``before`` failed.
         """
-        # Configured anew each time: whether a session may be started again when all its passes are done is not documented.
-        self._call(RangeCounterDataImageInitialize, counterDataSize=len(self._data), pCounterData=self._data)
+        # Whether a session may be started again when all its passes are done is not documented, so it is tried once.
+        if self._configured and self._reusable:
+            with suppress(CuptiError):
+                self._empty()
+                return self._session(launch, before)
+            self._reusable = False
+        self._configured = False
+        self._empty()
         self._configure()
+        values = self._session(launch, before)
+        self._configured = True
+        return values
+
+    def _session(self, launch: Callable[[], object], before: Callable[[], object]) -> dict[str, float]:
+        """Count one launch in a session of its own, into an image that is empty."""
+        before()
         self._call(RangeStart)
         try:
             push = RangePushRange(pRangeProfilerObject=self._object, pRangeName=b"launch")
@@ -130,6 +146,9 @@ class RangeProfiler:
         if min(values.values()) < 0:
             raise CuptiError(f"CUPTI counted less than nothing: {min(values, key=values.__getitem__)} is negative")
         return values
+
+    def _empty(self) -> None:
+        self._call(RangeCounterDataImageInitialize, counterDataSize=len(self._data), pCounterData=self._data)
 
     def _configure(self) -> None:
         image = self._schedule.image
