@@ -6,6 +6,7 @@ by commas and the chip as its die is called. Before each profiled launch the L2 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -96,6 +97,9 @@ def main() -> None:
     counting = ByCupti(chip, metrics.split(","), int(l2_bytes))
     serve(float(wait_s), Path(jobs), Path(launches), counting)
     counting.close()
+    os._exit(
+        0
+    )  # the sweep waits for the end, and the driver frees all memory at once where torch would do so piece by piece
 
 
 if __name__ == "__main__":
