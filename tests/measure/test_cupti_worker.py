@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from moetune.measure.parts import Part
 from moetune.models.roofline import layer_work
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.config import MoEKernelConfig, Structure
+from moetune_kernels.device import TARGETS
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape, WeightFormat
 
@@ -138,6 +140,22 @@ def test_each_launch_is_noted_with_its_own_values_behind_a_flush_that_is_not_cou
     phases = {"load", "start CUDA", "get ready", "weights", "first launches", "profiled launches", "flushes"}
     assert phases | {"cuptiRangeProfilerSetConfig", "cuptiRangeProfilerDecodeData"} <= set(seconds)
     assert all(value >= 0 for value in seconds.values())
+
+
+def test_the_command_that_starts_the_worker_is_the_one_that_it_understands(gpu, fake, tmp_path, monkeypatch):
+    gpu.layers += two_layers(fake)
+    (tmp_path / "jobs").write_text(json.dumps({"device_index": 0, "jobs": [job.to_json() for job in JOBS]}))
+    device = replace(TARGETS["sm_90"], l2_bytes=L2_BYTES)
+    arguments = ["0.0", str(tmp_path / "jobs"), str(tmp_path / "launches")]
+    command = CUPTI.command(METRICS, device, tmp_path, arguments)
+    ends = []
+    monkeypatch.setattr(cupti_worker.os, "_exit", ends.append)
+    monkeypatch.setattr(cupti_worker.sys, "argv", command[command.index(cupti_worker.__name__) :])
+    cupti_worker.main()
+    notes = [json.loads(line) for line in (tmp_path / "launches").read_text().splitlines()]
+    assert [set(note["values"]) for note in notes if "values" in note] == [set(METRICS)] * 4
+    assert ends == [0]
+    assert fake.notes[-1] == "cuptiProfilerDeInitialize"
 
 
 def test_the_profiler_is_opened_once_however_often_it_is_told_to_begin(gpu, fake):
