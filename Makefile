@@ -4,7 +4,7 @@
 TORCH := torch==2.13.0
 NUMPY := numpy<2.4# Triton 3.6's interpreter cannot run loops with a runtime bound under numpy 2.4
 TRITON := triton==3.6.0
-CUPTI := nvidia-cuda-cupti==13.0.85# the library that names hardware counters; read by one test, no GPU needed
+CUPTI := nvidia-cuda-cupti==13.0.85# the library that reads hardware counters, and names them for chips that are not here
 OLDEST_TRITON := 3.5.0
 NEWEST_TRITON := 3.9.0
 

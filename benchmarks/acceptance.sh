@@ -34,7 +34,7 @@ model() { [ "$1" = default ] || echo "--model $1"; }
 # others share it where xdist is there.
 tests() {
   local alone=(tests/gpu/test_profile.py tests/gpu/test_cuda_backend.py tests/gpu/test_sweep_memory.py tests/gpu/test_routing.py
-    tests/gpu/test_planted_kernels.py)
+    tests/gpu/test_planted_kernels.py tests/gpu/test_cupti.py)
   local hostile=(tests/gpu/test_isolation.py tests/gpu/test_gpu_lock.py)
   local parallel=()
   "$python" -c 'import xdist' 2>/dev/null && parallel=(-n 6 --dist loadfile -p no:benchmark)  # a module's GPU is made once

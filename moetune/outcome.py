@@ -21,7 +21,7 @@ _LOW, _HIGH = 0.2, 0.8
 class Source(Enum):
     """Where a figure comes from."""
 
-    COUNTER = "counter"  # hardware counters, read by ncu
+    COUNTER = "counter"  # hardware counters, read by CUPTI or ncu
     EVENT = "event"  # CUDA events
     STATIC = "static"  # instructions read from the compiled kernel, over a measured time
     ANALYTICAL = "analytical"  # formula over the shape (and a measured time)

@@ -1,11 +1,11 @@
-"""Read hardware counters of whole layers: one worker process under ncu per metric set, all jobs in it.
+"""Read hardware counters of whole layers: one worker process per metric set, all jobs in it.
 
-ncu takes one list of metrics per run, and a list that needs two passes makes it save and restore the memory around
+A profiler takes one list of metrics per run, and a list that needs two passes makes it save and restore the memory around
 every kernel (tens of GB of weights). So each single-pass set gets a run of its own; the second one finds Triton's cache
 warm. A sweep asks for HEADLINE alone: one run.
 
-Numbers are cold (ncu flushes the caches before each kernel) at the clocks of the moment (ncu leaves them alone). ncu's
-durations are kept apart from CUDA-event times: the two differ by 0.5 to 2 us.
+Numbers are cold (the caches are flushed before each kernel) at the clocks of the moment (they are left alone). The
+profiler's durations are kept apart from CUDA-event times: the two differ by 0.5 to 2 us.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from moetune.measure.counter_names import MetricSet, chip_of, metrics, only_own_units
-from moetune.measure.counters_run import Counted, CountersRun
-from moetune.measure.ncu import NcuRun, blocked, explain
-from moetune.measure.ncu_csv import LaunchRow, parse
+from moetune.measure.counter_ways import NCU
+from moetune.measure.counters_run import Counted, CountersRun, CounterWay
+from moetune.measure.ncu_csv import LaunchRow
 from moetune.measure.parts import Part
 from moetune.models.routing import UNIFORM, Routing, routing_from_json, routing_to_json
 from moetune.outcome import Failed, FailureKind
@@ -29,7 +29,7 @@ from moetune_kernels.shape import MoEShape, WeightFormat
 
 PROFILE_SETS = (MetricSet.MAIN, MetricSet.TENSOR)
 SWEEP_SETS = (MetricSet.HEADLINE,)
-TIME_LIMIT_S = 240.0  # of one ncu run; a worker that starts cold compiles a handful of kernels
+TIME_LIMIT_S = 240.0  # of one run; a worker that starts cold compiles a handful of kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,45 +131,74 @@ class KernelCounters:
         return {name: value for name, value in values.items() if value is not None}
 
 
-CountersByJob = dict[CounterJob, list[KernelCounters] | Failed]
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What one run is to read: who counts, field -> metric, and the GPU."""
+
+    way: CounterWay
+    names: Mapping[str, str]
+    device: DeviceInfo
+
+    def run(self) -> CountersRun:
+        """Return a run of it that is not started yet. Raises OSError: no folder can be made."""
+        return CountersRun(self.way, self.names, self.device)
+
+    def is_of(self, run: CountersRun | None) -> bool:
+        """Whether ``run`` reads just this."""
+        return run is not None and run.way is self.way and run.names == self.names
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who counts, and a run that was started before: the set that it reads is read by it if it still lives.
+
+    That run is closed by who started it.
+    """
+
+    way: CounterWay
+    ahead: CountersRun | None = None
+
+
+CountersOfJob = list[KernelCounters] | Failed
+CountersByJob = dict[CounterJob, CountersOfJob]
 
 
 def counters_unavailable() -> str | None:
-    """Say in one sentence why hardware counters cannot be read here, or None when nothing known forbids it.
+    """Say in one sentence why ncu cannot read hardware counters here, or None when nothing known forbids it.
 
     :func:`moetune.measure.ncu.blocked` also gives the lines that would change it.
     """
-    found = blocked()
+    found = NCU.blocked(None)
     return None if found is None else found.reason
 
 
 def read_counters(
     jobs: Sequence[CounterJob],
     *,
+    by: Reader = Reader(NCU),
     device: DeviceInfo | None = None,
     device_index: int = 0,
     sets: Sequence[MetricSet] = PROFILE_SETS,
     time_limit_s: float = TIME_LIMIT_S,
-    ahead: CountersRun | None = None,
 ) -> CountersByJob:
-    """Run every kernel of every job once per metric set under ncu, after a warm-up, and return what was counted.
+    """Run every kernel of every job once per metric set, after a warm-up, and return what was counted.
 
     The worker makes its own weights: free what this process holds first. A set that cannot be read leaves its fields
     None; a job without any set is Failed, with one sentence.
 
     Args:
         jobs: what to look at; jobs of one shape share weights, so keep them together.
+        by: who counts.
         device: the GPU, where the caller knows it; torch is asked, and starts CUDA here, when None.
         device_index: the CUDA device, as torch counts it here.
-        sets: which metric sets to read, one ncu run each.
+        sets: which metric sets to read, one run each.
         time_limit_s: wall-clock limit of each run.
-        ahead: a run that was started before; the set that it reads is read by it if it still lives. Closed by the caller.
     """
     if not jobs:
         return {}
     if len({job.shape.format for job in jobs}) > 1:
         raise ValueError("jobs of one call must share a weight format: each format has counters of its own")
-    found = blocked()
+    found = by.way.blocked(device)
     if found is not None:
         return _all_failed(jobs, Failed(FailureKind.RESOURCES, found.reason))
     device = device or device_info(device_index)
@@ -179,10 +208,9 @@ def read_counters(
     request = {"device_index": device_index, "jobs": [job.to_json() for job in jobs]}
     results: list[CountersByJob] = []
     for chosen in sets:
-        names = set_metrics(jobs[0].shape.format, chosen, device)
-        read = _read(request, names, time_limit_s, ahead)
-        failed = isinstance(read, Failed)
-        results.append(_all_failed(jobs, read) if failed else assign(jobs, read.launches, read.ncu, names))
+        plan = RunPlan(by.way, by.way.readable(set_metrics(jobs[0].shape.format, chosen, device)), device)
+        read = _read(request, plan, time_limit_s, by.ahead)
+        results.append(_all_failed(jobs, read) if isinstance(read, Failed) else assign(jobs, read, plan.names))
     return {job: _merge([result[job] for result in results]) for job in jobs}
 
 
@@ -195,41 +223,37 @@ def set_metrics(weights: WeightFormat, chosen: MetricSet, device: DeviceInfo) ->
 
 
 def _read(
-    request: Mapping[str, Any], names: Mapping[str, str], time_limit_s: float, ahead: CountersRun | None
+    request: Mapping[str, Any], plan: RunPlan, time_limit_s: float, ahead: CountersRun | None
 ) -> Counted | Failed:
     """Read one set by the run that was started ahead, or by a new one where that is of no use."""
     deadline = time.monotonic() + time_limit_s
     try:
-        if ahead is not None and ahead.names == names:
+        if ahead is not None and plan.is_of(ahead):
             ahead.tell(request)
             read = ahead.finish(time_limit_s)
             if isinstance(read, Failed) or read.taken:  # else it ended before its jobs came
                 return read
-        with closing(CountersRun(names)) as run:
+        with closing(plan.run()) as run:
             run.tell(request)
             left_s = max(deadline - time.monotonic(), 0.0)
             run.start(left_s)
             return run.finish(left_s)
     except OSError as error:
-        return Failed(FailureKind.LAUNCH, f"ncu could not be started: {error.strerror}")
+        return Failed(FailureKind.LAUNCH, f"{plan.way.title} could not be started: {error.strerror}")
 
 
-def assign(
-    jobs: Sequence[CounterJob], launches: Sequence[Mapping[str, Any]], run: NcuRun, names: Mapping[str, str]
-) -> CountersByJob:
-    """Give each of ncu's rows to the launch that the worker noted, in order and by kernel name.
+def assign(jobs: Sequence[CounterJob], counted: Counted, names: Mapping[str, str]) -> CountersByJob:
+    """Give each counted row to the launch that the worker noted, in order and by kernel name.
 
     Args:
         jobs: the jobs in the order in which the worker took them.
-        launches: the worker's notes: ``{job, part, kernel}`` per profiled launch, ``{job, done}`` or
-            ``{job, failed}`` as a job ends.
-        run: what ncu left behind.
+        counted: what the run left.
         names: field -> metric of the set.
     """
-    rows = iter(parse(run.log))
+    rows = iter(counted.rows)
     found: dict[int, list[KernelCounters]] = {index: [] for index in range(len(jobs))}
     ended: dict[int, str | None] = {}
-    for note in launches:
+    for note in counted.launches:
         index = note["job"]
         if "kernel" not in note:
             ended[index] = note.get("failed")
@@ -238,16 +262,17 @@ def assign(
         found[index] += [] if row is None else [_counters(note, row, names)]
     out: CountersByJob = {}
     for index, job in enumerate(jobs):
-        launched = sum(note["job"] == index and "kernel" in note for note in launches)
+        launched = sum(note["job"] == index and "kernel" in note for note in counted.launches)
         if ended.get(index) is not None:
             out[job] = Failed(FailureKind.RESOURCES, str(ended[index]))
         elif index in ended and len(found[index]) == launched > 0:
             out[job] = found[index]
         elif found[index]:
-            listed = f"ncu listed {len(found[index])} of {launched} launches"
-            out[job] = Failed(FailureKind.LAUNCH, listed if index in ended else f"{listed}; {explain(run).reason}")
+            listed = f"{counted.title} listed {len(found[index])} of {launched} launches"
+            reason = listed if index in ended else f"{listed}; {counted.lack.reason}"
+            out[job] = Failed(FailureKind.LAUNCH, reason)
         else:
-            out[job] = explain(run)
+            out[job] = counted.lack
     return out
 
 
@@ -256,7 +281,7 @@ def _counters(note: Mapping[str, Any], row: LaunchRow, names: Mapping[str, str])
     return KernelCounters(part=Part(note["part"]), kernel=row.kernel, passes=row.passes, **values)
 
 
-def _merge(outcomes: Sequence[list[KernelCounters] | Failed]) -> list[KernelCounters] | Failed:
+def _merge(outcomes: Sequence[CountersOfJob]) -> CountersOfJob:
     """Join the sets of one job launch by launch; where both know a field, the first set's value stands."""
     read = [outcome for outcome in outcomes if not isinstance(outcome, Failed)]
     if not read:

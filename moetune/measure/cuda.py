@@ -478,13 +478,13 @@ class CudaBackend(CudaTrials):
         return self._compiles.withdraw()
 
     def prepare_counters(self) -> None:
-        """Start ncu and its worker ahead: they wait for ``counters`` without touching the GPU."""
+        """Start the worker that counts ahead: it waits for ``counters`` without touching the GPU."""
         self._counters.prepare(self._info)
 
     def counters(
         self, plans: dict[int, LayerPlan], limit_s: float = COUNTERS_LIMIT_S
     ) -> dict[int, LayerFigures | Failed]:
-        """Read hardware counters for each token count's plan; frees the weights first, because ncu's worker needs room."""
+        """Read hardware counters for each token count's plan; frees the weights first, whose room is needed."""
         return self._counters.read(plans, self._info, limit_s, self._release)
 
     def close(self) -> None:

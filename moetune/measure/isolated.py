@@ -206,11 +206,11 @@ class IsolatedBackend:
         return self._trial(plan, "verify_layer", plan)
 
     def prepare_counters(self) -> None:
-        """Start ncu and its worker ahead: they wait for ``counters`` without touching the GPU."""
+        """Start the worker that counts ahead: it waits for ``counters`` without touching the GPU."""
         self._counters.prepare(self.device)
 
     def counters(self, plans: dict[int, LayerPlan], limit_s: float = 120.0) -> dict[int, LayerFigures | Failed]:
-        """Read hardware counters for each token count's plan; ends the GPU process first, because ncu needs its room."""
+        """Read hardware counters for each token count's plan; ends the GPU process first, whose room is needed."""
 
         def make_room() -> None:
             self._note_clocks()

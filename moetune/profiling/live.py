@@ -11,11 +11,12 @@ from moetune.errors import RunError
 from moetune.measure.calls import DTYPES
 from moetune.measure.ceilings import measure_ceilings
 from moetune.measure.clocks import Clocks
+from moetune.measure.counter_rights import UNLOCK, Blocked
 from moetune.measure.counters import CounterJob, CountersByJob, read_counters
 from moetune.measure.faults import failure
 from moetune.measure.inputs import ExpertWeights
 from moetune.measure.kernel_jobs import gemm_job
-from moetune.measure.ncu import UNLOCK, Blocked, blocked
+from moetune.measure.ncu import blocked
 from moetune.measure.parts import SEED, LayerParts, Part, layer_parts, resident_weights
 from moetune.measure.router import Router, router_of
 from moetune.measure.timer import CapturedLayers, Launch, Timer

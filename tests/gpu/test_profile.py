@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from moetune.measure.counter_ways import NCU
 from moetune.measure.counters import PROFILE_SETS, SWEEP_SETS, CounterJob, counters_unavailable, read_counters
 from moetune.measure.parts import Part
 from moetune.measure.sweep_counters import SweepCounters
@@ -96,7 +97,7 @@ def test_a_profiler_started_ahead_takes_no_memory_counts_the_same_and_sooner():
     if reason is not None:
         pytest.skip(f"no hardware counters: {reason}")
     device, plans, took_s, found = device_info(0), {4: LayerPlan(gate_up=SMALL, down=SMALL)}, {}, {}
-    reader = SweepCounters(SHAPE, 0)
+    reader = SweepCounters(SHAPE, 0, ways=(NCU,))
     for how in ("cold", "at once", "ahead"):  # the first one compiles
         torch.cuda.synchronize()
         before, _ = torch.cuda.mem_get_info()

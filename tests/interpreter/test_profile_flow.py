@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moetune.engine.backend import Ceilings
-from moetune.measure import counters_worker
+from moetune.measure import counter_jobs, counters_worker, cupti_worker
 from moetune.measure.clocks import ClockReading
 from moetune.measure.counters import CounterJob, KernelCounters
 from moetune.measure.inputs import make_rows, rows_seed
@@ -76,11 +76,11 @@ def test_two_processes_would_route_alike():
 
 @pytest.mark.parametrize("routing", [UNIFORM, Zipf(2.0), Hot(1.0)], ids=lambda one: one.text)
 def test_counted_launches_route_the_very_rows_that_a_sweep_times(routing):
-    """The sweep's backend, the worker under ncu and the profile each make the rows themselves."""
+    """The sweep's backend, the worker that counts and the profile each make the rows themselves."""
     router = router_of(routing, SHAPE, SEED)
     parts = layer_parts(SHAPE, 7, PLAN, resident_weights(SHAPE, None, CPU), router)
     job = CounterJob(shape=SHAPE, tokens=7, plan=PLAN, routing=routing)
-    cached = counters_worker._JobCache(CPU).router(CounterJob.from_json(json.loads(json.dumps(job.to_json()))))
+    cached = counter_jobs._JobCache(CPU).router(CounterJob.from_json(json.loads(json.dumps(job.to_json()))))
     for rows in (
         make_rows(SHAPE, 7, CPU, rows_seed(0, 7), router_of(routing, SHAPE, 0)),
         layer_parts(SHAPE, 7, PLAN, resident_weights(SHAPE, None, CPU), cached).rows,
@@ -143,9 +143,17 @@ def no_gpu_calls(monkeypatch):
     monkeypatch.setattr(live, "resident_weights", cpu_weights)
     monkeypatch.setattr(live, "_reports", lambda *_: {})
     monkeypatch.setattr(live, "live_versions", lambda: {"moetune": "0"})
-    monkeypatch.setattr(counters_worker, "torch", fake)
-    monkeypatch.setattr(counters_worker, "finish", lambda: None)
-    monkeypatch.setattr(counters_worker, "resident_weights", cpu_weights)
+    for module in (counter_jobs, counters_worker, cupti_worker):
+        monkeypatch.setattr(module, "torch", fake)
+    monkeypatch.setattr(counter_jobs, "finish", lambda: None)
+    monkeypatch.setattr(counter_jobs, "resident_weights", cpu_weights)
+
+
+def notes_of(jobs, counting):
+    """Return what the worker notes of the jobs."""
+    notes, request = io.StringIO(), {"device_index": 0, "jobs": [job.to_json() for job in jobs]}
+    counter_jobs.run(request, notes, counting, counter_jobs.Phases())
+    return [json.loads(line) for line in notes.getvalue().splitlines()]
 
 
 REQUEST = ProfileRequest(shape=SHAPE, tokens=(1, 40), plan_choice=PLAN)
@@ -193,9 +201,7 @@ def test_the_worker_notes_each_launch_in_order_and_how_each_job_ended(no_gpu_cal
         CounterJob(shape=SHAPE, tokens=1, plan=LayerPlan(gate_up=CONFIG, down=bad)),  # down has no such structure
         CounterJob(shape=SHAPE, tokens=40, plan=PLAN, resident_experts=2),
     ]
-    notes = io.StringIO()
-    counters_worker.run({"device_index": 0, "jobs": [job.to_json() for job in jobs]}, notes)
-    lines = [json.loads(line) for line in notes.getvalue().splitlines()]
+    lines = notes_of(jobs, counters_worker.UnderNcu())
     first = [line for line in lines if line["job"] == 0]
     assert [line.get("part") for line in first] == ["routing", "gate_up", "down", "combine", None]
     assert first[1]["kernel"] == "gate_up_gather_kernel"
@@ -214,9 +220,7 @@ def test_only_launches_of_the_layer_are_between_start_and_stop_one_range_a_job(n
     monkeypatch.setattr(profiler, "stop", lambda: seen.append("stop"))
     monkeypatch.setattr(counters_worker.torch.cuda, "synchronize", lambda: seen.append("wait"))
     jobs = [CounterJob(shape=SHAPE, tokens=tokens, plan=PLAN) for tokens in (1, 40)]
-    notes = io.StringIO()
-    counters_worker.run({"device_index": 0, "jobs": [job.to_json() for job in jobs]}, notes)
-    counted = [json.loads(line).get("kernel") for line in notes.getvalue().splitlines()]
+    counted = [line.get("kernel") for line in notes_of(jobs, counters_worker.UnderNcu())]
     ranges, inside = [], False
     for what in seen:
         if what == "start":
@@ -226,6 +230,31 @@ def test_only_launches_of_the_layer_are_between_start_and_stop_one_range_a_job(n
         inside = what != "stop" and (inside or what == "start")
     assert [launch for one in ranges for launch in one[:-2]] == [kernel for kernel in counted if kernel]
     assert [one[-2:] for one in ranges] == [["wait", "stop"]] * 2  # stopped once all of it has run
+
+
+def test_cuptis_worker_counts_each_launch_of_the_layer_by_itself_behind_a_flush(no_gpu_calls, monkeypatch):
+    seen = []
+    real = KernelCall.launch
+    monkeypatch.setattr(KernelCall, "launch", lambda call: (seen.append(call.kernel.__name__), real(call)))
+    timer = SimpleNamespace(cool=lambda: seen.append("flush"))
+    monkeypatch.setattr(cupti_worker, "Timer", lambda *_: timer)
+    monkeypatch.setattr(cupti_worker, "finish", lambda: seen.append("wait"))
+
+    def count(launch, before):
+        before()
+        seen.append("start")
+        launch()
+        seen.append("stop")
+        return {"gpu__time_duration.sum": float(len(seen))}
+
+    worker = cupti_worker.ByCupti("GH100", ["gpu__time_duration.sum"], 1 << 20)
+    worker._profiler = SimpleNamespace(count=count)
+    jobs = [CounterJob(shape=SHAPE, tokens=tokens, plan=PLAN) for tokens in (1, 40)]
+    lines = notes_of(jobs, worker)
+    counted = [line["kernel"] for line in lines if "kernel" in line]
+    around = [seen[place - 3 : place + 3] for place in range(len(seen)) if seen[place - 1] == "start"]
+    assert around == [["flush", "wait", "start", kernel, "wait", "stop"] for kernel in counted]
+    assert len({line["values"]["gpu__time_duration.sum"] for line in lines if "values" in line}) == len(counted)
 
 
 def test_a_launch_that_fails_half_way_leaves_the_notes_of_those_before_it(no_gpu_calls, monkeypatch):
@@ -240,9 +269,7 @@ def test_a_launch_that_fails_half_way_leaves_the_notes_of_those_before_it(no_gpu
 
     real = KernelCall.launch
     monkeypatch.setattr(KernelCall, "launch", launch)
-    notes = io.StringIO()
-    counters_worker.run({"device_index": 0, "jobs": [job.to_json() for job in jobs]}, notes)
-    lines = [json.loads(line) for line in notes.getvalue().splitlines()]
+    lines = notes_of(jobs, counters_worker.UnderNcu())
     assert [line.get("part") for line in lines] == ["routing", "gate_up", None]  # as many as ncu has rows
     assert "no resources" in lines[-1]["failed"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,40 @@ def isolated(tmp_path, monkeypatch):
 def diary(tmp_path):
     """Return a function that reads what the planted GPU's processes were asked."""
     return lambda method=None: planted_gpu.read_diary(tmp_path, method)
+
+
+@pytest.fixture(scope="session")
+def built_fake(tmp_path_factory):
+    """Compile the library that plays CUPTI's part."""
+    import cupti_c
+
+    folder = tmp_path_factory.mktemp("fake")
+    return cupti_c.compile_c(cupti_c.SOURCE.read_text(), folder, "-shared", "-fPIC", name="fake_cupti.so")
+
+
+@pytest.fixture
+def fake(built_fake, tmp_path):
+    """A copy for each test: the loader gives the same library for the same file, and its state.
+
+    It is not called libcupti, or whoever looks for one in this process from now on would find it loaded.
+    """
+    import cupti_c
+
+    path = tmp_path / built_fake.name
+    path.write_bytes(built_fake.read_bytes())
+    return cupti_c.Fake(path)
+
+
+@pytest.fixture
+def fake_ncu(tmp_path, monkeypatch):
+    """Put a script named ncu on PATH; its body can ``wait`` for jobs, ``count`` them, and run ``program``."""
+    import fake_ncu
+
+    from moetune.measure import ncu
+
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(ncu, "blocked", lambda: None)
+    yield lambda body: fake_ncu.install(tmp_path, body)
+    tempfile.tempdir = None

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
-import textwrap
-import time
-from pathlib import Path
 
 import pytest
+from fake_ncu import assert_counted, assert_nothing_left, processes, starts, until
 
-from moetune.measure import counters, counters_run, sweep_counters
+from moetune.measure import counters_run, ncu, sweep_counters
+from moetune.measure.counter_rights import Blocked
+from moetune.measure.counter_ways import NCU, NCU_WORKER
 from moetune.measure.counters_run import JOBS, LAUNCHES, WAKE
-from moetune.measure.ncu import Blocked
 from moetune.measure.sweep_counters import SweepCounters
-from moetune.outcome import Failed, FailureKind, Source
+from moetune.outcome import Failed, FailureKind
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS
 from moetune_kernels.plan import LayerPlan
@@ -29,39 +27,19 @@ CONFIG = MoEKernelConfig(structure=Structure.GATHER, block_m=16, block_n=64, blo
 PLANS = {tokens: LayerPlan(gate_up=CONFIG, down=CONFIG) for tokens in (1, 64)}
 SHAPE = MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2)
 DEVICE = TARGETS["sm_90"]
-HEAD = f"""#!{sys.executable}
-import json, os, pathlib, subprocess, sys, time
-args = sys.argv[1:]
-place = args.index("--log-file")
-log, program = pathlib.Path(args[place + 1]), args[place + 2:]
-jobs, launches = map(pathlib.Path, args[-2:])
-with open(pathlib.Path(__file__).with_name("starts"), "a") as starts:
-    print(os.getpid(), file=starts)
-starts = pathlib.Path(__file__).with_name("starts").read_text().split()
-def wait():
-    while not jobs.exists():
-        time.sleep(0.005)
-def count(value):
-    metrics = args[args.index("--metrics") + 1].split(",")
-    rows = [",".join(f'"{{m}}"' for m in ["Kernel Name", *metrics]), ",".join('""' for _ in range(len(metrics) + 1))]
-    notes = []
-    for index, job in enumerate(json.loads(jobs.read_text())["jobs"]):
-        notes += [{{"job": index, "part": "gate_up", "kernel": "g"}}, {{"job": index, "done": True}}]
-        rows.append(",".join(f'"{{v}}"' for v in ["g", *[value] * len(metrics)]))
-    launches.write_text("\\n".join(map(json.dumps, notes)) + "\\n")
-    log.write_text("\\n".join(rows) + "\\n")
-"""
 # The real worker, as ncu would start it: in its own place, and as a child in another session.
 EXEC = "os.execv(program[0], program)"
 FORK = "sys.exit(subprocess.run(program, start_new_session=True).returncode)"
 COUNTS = "wait()\ncount(5)"
 TUNER = """
 import sys, time
-from moetune.measure import sweep_counters
+from moetune.measure import ncu
+from moetune.measure.counter_ways import NCU
+from moetune.measure.sweep_counters import SweepCounters
 from moetune_kernels.device import TARGETS
 from moetune_kernels.shape import MoEShape
-sweep_counters.blocked = lambda: None
-reader = sweep_counters.SweepCounters(MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2), 0)
+ncu.blocked = lambda: None
+reader = SweepCounters(MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2), 0, ways=(NCU,))
 reader.prepare(TARGETS["sm_90"])
 print("prepared", flush=True)
 time.sleep(600)
@@ -69,26 +47,8 @@ time.sleep(600)
 
 
 @pytest.fixture
-def fake_ncu(tmp_path, monkeypatch):
-    """Put a script named ncu on PATH; its body can ``wait`` for jobs, ``count`` them, and run ``program``."""
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(counters, "blocked", lambda: None)
-    monkeypatch.setattr(sweep_counters, "blocked", lambda: None)
-
-    def install(body):
-        script = tmp_path / "ncu"
-        script.write_text(HEAD + textwrap.dedent(body))
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
-
-    yield install
-    tempfile.tempdir = None
-
-
-@pytest.fixture
 def reader():
-    made = SweepCounters(SHAPE, 0)
+    made = SweepCounters(SHAPE, 0, ways=(NCU,))
     yield made
     made.close()
 
@@ -97,46 +57,8 @@ def read(reader, limit_s=30.0, make_room=lambda: None):
     return reader.read(PLANS, DEVICE, limit_s, make_room)
 
 
-def processes(tmp_path):
-    """Return who runs with a path below ``tmp_path`` on the command line: all that a run of ncu starts."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(tmp_path).encode() in line and int(folder.name) != os.getpid():
-            found.append(line.split(b"\0"))
-    return found
-
-
-def until(holds, within_s=20.0):
-    """Return whether ``holds()`` came true in time."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def starts(tmp_path):
-    return len((tmp_path / "starts").read_text().split()) if (tmp_path / "starts").exists() else 0
-
-
 def has_worker(tmp_path):
-    return any(counters_run.WORKER.encode() in line for line in processes(tmp_path))
-
-
-def assert_counted(found):
-    assert {tokens: figures.issue_efficiency.source for tokens, figures in found.items()} == dict.fromkeys(
-        PLANS, Source.COUNTER
-    )
-
-
-def assert_nothing_left(tmp_path, within_s=2.0):
-    assert until(lambda: not processes(tmp_path), within_s), processes(tmp_path)
-    assert until(lambda: not list(tmp_path.glob("moetune-counters-*")), within_s)
+    return any(NCU_WORKER.encode() in line for line in processes(tmp_path))
 
 
 def test_what_was_started_ahead_is_woken_then_told_its_jobs_when_there_is_room(fake_ncu, reader, tmp_path):
@@ -261,8 +183,7 @@ def test_the_real_worker_takes_the_jobs_it_waited_for(fake_ncu, reader, tmp_path
 
 def test_where_counters_are_blocked_nothing_is_started(fake_ncu, reader, tmp_path, monkeypatch):
     fake_ncu(COUNTS)
-    for module in (counters, sweep_counters):
-        monkeypatch.setattr(module, "blocked", lambda: Blocked("no counters for you"))
+    monkeypatch.setattr(ncu, "blocked", lambda: Blocked("no counters for you"))
     reader.prepare(DEVICE)
     assert not list(tmp_path.glob("moetune-counters-*"))
     assert {outcome.reason for outcome in read(reader).values()} == {"no counters for you"}
@@ -279,7 +200,7 @@ def test_a_folder_that_cannot_be_made_costs_the_counters_and_not_the_sweep(fake_
 
 @pytest.fixture(scope="module")
 def worker():
-    return pytest.importorskip("moetune.measure.counters_worker")
+    return pytest.importorskip("moetune.measure.counter_jobs")
 
 
 def test_loading_starts_no_cuda_and_hashes_every_kernel(worker):
@@ -288,7 +209,7 @@ def test_loading_starts_no_cuda_and_hashes_every_kernel(worker):
 
     from moetune_kernels.gate_up.gather import gate_up_gather_kernel
 
-    worker._load()
+    worker.load()
     assert not torch.cuda.is_initialized()
     assert isinstance(gate_up_gather_kernel, triton.JITFunction)
     assert gate_up_gather_kernel.hash is not None
@@ -305,14 +226,14 @@ def test_a_waiting_worker_starts_cuda_once_when_woken_and_begins_when_its_jobs_a
             lambda: (tmp_path / JOBS).write_text("{}"),
         ]
     )
-    monkeypatch.setattr(worker, "_start_cuda", started.append)
+    monkeypatch.setattr(worker, "start_cuda", lambda index, _: started.append(index))
     monkeypatch.setattr(worker.time, "sleep", lambda s: next(turns)())
-    assert worker._wait_for(tmp_path / JOBS, 60.0)
+    assert worker.wait_for(tmp_path / JOBS, 60.0, None)
     assert started == [3]
     assert next(turns, None) is None
     assert not (tmp_path / LAUNCHES).exists()
 
 
 def test_a_waiting_worker_ends_when_its_folder_goes_or_its_time_is_up(worker, tmp_path):
-    assert not worker._wait_for(tmp_path / "gone" / JOBS, 60.0)
-    assert not worker._wait_for(tmp_path / JOBS, 0.0)
+    assert not worker.wait_for(tmp_path / "gone" / JOBS, 60.0, None)
+    assert not worker.wait_for(tmp_path / JOBS, 0.0, None)

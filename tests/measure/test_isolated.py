@@ -343,20 +343,22 @@ def test_clocks_are_those_of_all_processes_and_start_none(isolated, diary):
 def test_counters_are_read_when_the_gpu_process_has_freed_everything(isolated, diary, monkeypatch):
     calls = []
 
-    def count(jobs, *, device, device_index, sets, time_limit_s, ahead):
-        assert ahead is None
+    def count(jobs, *, by, device, device_index, sets, time_limit_s):
+        assert by.ahead is None
+        assert time_limit_s <= 9.0
         alive = [planted_gpu.is_alive(pid) for pid in pids(diary())]
-        calls.append((jobs, device, device_index, sets, time_limit_s, alive))
-        return dict.fromkeys(jobs, Failed(FailureKind.RESOURCES, "no ncu here"))
+        calls.append((by.way.title, jobs, device, device_index, sets, alive))
+        return dict.fromkeys(jobs, Failed(FailureKind.RESOURCES, "no counters here"))
 
     monkeypatch.setattr("moetune.measure.sweep_counters.read_counters", count)
     backend = isolated()
     assert backend.open(64) is None
     plans = {64: LayerPlan(gate_up=BAD, down=BAD)}
     assert backend.counters({}) == {}
-    assert backend.counters(plans, 9.0)[64].reason == "no ncu here"
+    assert backend.counters(plans, 9.0)[64].reason == "no counters here"
     job = CounterJob(shape=SHAPE, tokens=64, plan=plans[64], routing=UNIFORM)
-    assert calls == [([job], DEVICE, 0, SWEEP_SETS, 9.0, [False] * len(calls[0][-1]))]
+    dead = [False] * len(calls[0][-1])
+    assert calls == [(title, [job], DEVICE, 0, SWEEP_SETS, dead) for title in ("CUPTI", "ncu")]
     assert backend.clocks().sm_mhz == (1001, 1001)
     assert len(diary("start")) == 1
     assert isinstance(backend.time_combine(), Measured)  # and it goes on where it was

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from moetune.measure import counters, ncu
+from moetune.measure import counter_rights, counters, ncu
 from moetune.measure.counter_names import MetricSet
 from moetune.measure.counters import CounterJob, KernelCounters, assign, read_counters, set_metrics
+from moetune.measure.counters_run import Counted
 from moetune.measure.ncu import NcuRun, explain
+from moetune.measure.ncu_csv import parse
 from moetune.measure.parts import Part
 from moetune.models.routing import Hot, Trace, Zipf
 from moetune.outcome import Failed, FailureKind
@@ -44,6 +46,10 @@ def run(*rows, before="", printed=""):
     return NcuRun(log="\n".join([before, head, '"","","ns","%"', *rows]), printed=printed, exit_code=0)
 
 
+def counted(notes, ended):
+    return Counted(title="ncu", launches=notes, rows=parse(ended.log), lack=explain(ended), seconds={})
+
+
 def launch(job, part, kernel):
     return {"job": job, "part": part, "kernel": kernel}
 
@@ -62,7 +68,7 @@ def test_rows_go_to_the_launches_in_order_and_strangers_are_skipped():
         row("gate_up_gather_kernel", "7"),
         row("gate_up_gather_kernel", "9"),
     ]
-    found = assign(JOBS, notes, run(*rows), NAMES)
+    found = assign(JOBS, counted(notes, run(*rows)), NAMES)
     assert [(kernel.part, kernel.duration_ns) for kernel in found[JOBS[0]]] == [
         (Part.ROUTING, 2000.0),
         (Part.GATE_UP, 7.0),
@@ -77,7 +83,8 @@ def test_a_job_that_failed_half_way_does_not_shift_the_rows_of_the_next():
         launch(1, "gate_up", "gate_up_gather_kernel"),
         {"job": 1, "done": True},
     ]
-    found = assign(JOBS, notes, run(row("gate_up_gather_kernel", "7"), row("gate_up_gather_kernel", "9")), NAMES)
+    ended = run(row("gate_up_gather_kernel", "7"), row("gate_up_gather_kernel", "9"))
+    found = assign(JOBS, counted(notes, ended), NAMES)
     assert found[JOBS[0]] == Failed(FailureKind.RESOURCES, "out of memory")
     assert found[JOBS[1]][0].duration_ns == 9.0
 
@@ -92,7 +99,7 @@ def test_a_job_that_failed_half_way_does_not_shift_the_rows_of_the_next():
     ids=["ncu-lost-a-row", "worker-died", "worker-wrote-nothing"],
 )
 def test_an_incomplete_job_is_a_failure_never_half_a_layer(notes, says):
-    found = assign(JOBS[:1], notes, run(row("k"), printed="RuntimeError: boom"), NAMES)
+    found = assign(JOBS[:1], counted(notes, run(row("k"), printed="RuntimeError: boom")), NAMES)
     assert isinstance(found[JOBS[0]], Failed)
     assert says in found[JOBS[0]].reason
 
@@ -138,7 +145,7 @@ def fake_ncu(tmp_path, monkeypatch):
         script.write_text(head + textwrap.dedent(body))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(counters, "blocked", lambda: None)
+        monkeypatch.setattr(ncu, "blocked", lambda: None)
         monkeypatch.setattr(counters, "device_info", lambda index: TARGETS["sm_90"])
 
     return install
@@ -206,7 +213,9 @@ def test_a_failing_second_set_leaves_the_first(fake_ncu):
 
 def test_without_permission_nothing_is_started(monkeypatch):
     monkeypatch.setattr(
-        counters, "blocked", lambda: ncu.Blocked("the driver lets only administrators read counters", ncu.UNLOCK)
+        ncu,
+        "blocked",
+        lambda: counter_rights.Blocked("the driver lets only administrators read counters", counter_rights.UNLOCK),
     )
     monkeypatch.setattr(counters, "CountersRun", lambda *_: pytest.fail("ncu was started"))
     assert read_counters(JOBS) == dict.fromkeys(
@@ -228,9 +237,9 @@ def test_without_permission_nothing_is_started(monkeypatch):
 def test_permission_is_read_from_the_driver_and_the_process(tmp_path, monkeypatch, params, capabilities, forbidden):
     (tmp_path / "params").write_text(params)
     (tmp_path / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
-    monkeypatch.setattr(ncu, "_DRIVER_PARAMS", tmp_path / "params")
-    monkeypatch.setattr(ncu, "_STATUS", tmp_path / "status")
-    monkeypatch.setattr(ncu, "_has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(counter_rights, "_DRIVER_PARAMS", tmp_path / "params")
+    monkeypatch.setattr(counter_rights, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(counter_rights, "_has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(ncu, "find_ncu", lambda: "/usr/bin/ncu")
     found = ncu.blocked()
     assert (found is not None) is forbidden
@@ -239,7 +248,7 @@ def test_permission_is_read_from_the_driver_and_the_process(tmp_path, monkeypatc
 
 
 def test_a_machine_without_a_gpu_is_told_so_before_it_is_told_to_install_ncu(monkeypatch):
-    monkeypatch.setattr(ncu, "_has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(counter_rights, "_has_nvidia_gpu", lambda: False)
     assert "no NVIDIA GPU" in counters.counters_unavailable()
 
 
