@@ -241,33 +241,14 @@ def check_cache() -> Finding:
 
 
 def check_counters() -> Finding:
-    """Say who can read hardware counters: CUPTI for a sweep, else ncu, which a profile needs; without, estimates are shown."""
-    from moetune.measure import counter_rights, ncu
+    """Say whether ncu can read hardware counters; without it `profile` shows labelled estimates."""
+    from moetune.measure.ncu import blocked, find_ncu, ncu_version
 
-    why = counter_rights.forbidden()
+    why = blocked()
     if why is not None:
         fixes = tuple(fix for fix in why.fixes if fix != "moetune doctor")
         return Finding("counters", State.NOTE, f"{why.reason}; estimates are shown instead", fixes)
-    lacking, cupti = ncu.blocked(), check_cupti()
-    in_sweeps = f"{cupti.text} for sweeps" if cupti.state is State.FINE else cupti.text
-    if lacking is not None:
-        text = f"{in_sweeps}; {lacking.reason}, so profiles show estimates"
-        return Finding("counters", State.NOTE, text, lacking.fixes)
-    found = f"ncu {ncu.ncu_version() or 'of unknown version'} at {ncu.find_ncu()}"
-    if cupti.state is State.FINE:
-        return Finding("counters", State.FINE, f"{in_sweeps}; {found} for profiles, and for sweeps if that fails")
-    return Finding("counters", State.FINE, f"{found}; {in_sweeps}")
-
-
-def check_cupti() -> Finding:
-    """Say which CUPTI loads, or why none that is there can be used."""
-    from moetune.measure.cupti import library
-
-    try:
-        cupti = library.load()
-    except library.CuptiError as error:
-        return Finding("CUPTI", State.NOTE, f"no CUPTI ({error})")
-    return Finding("CUPTI", State.FINE, f"CUPTI (API version {cupti.version}) at {cupti.path}")
+    return Finding("counters", State.FINE, f"ncu {ncu_version() or 'of unknown version'} at {find_ncu()}")
 
 
 def check_tables() -> Finding:

@@ -97,9 +97,8 @@ def main() -> None:
     counting = ByCupti(chip, metrics.split(","), int(l2_bytes))
     serve(float(wait_s), Path(jobs), Path(launches), counting)
     counting.close()
-    os._exit(
-        0
-    )  # the sweep waits for the end, and the driver frees all memory at once where torch would do so piece by piece
+    # The sweep waits for the end, and the driver frees all memory at once where torch would do so piece by piece.
+    os._exit(0)
 
 
 if __name__ == "__main__":

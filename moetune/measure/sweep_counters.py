@@ -1,4 +1,4 @@
-"""Hardware counters of a sweep's winners, read in a process of its own: by CUPTI where that works, else by ncu."""
+"""Hardware counters of a sweep's winners, read in a process of its own: by ncu, or by CUPTI with ncu behind it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
 COUNTERS_LIMIT_S = 120.0
-WAYS = (CUPTI, NCU)  # the first one that works; the later ones read what an earlier one could not
+# The first way that works; the later ones read what an earlier one could not.
+CUPTI_FIRST = (CUPTI, NCU)
+WAYS = (NCU,)  # CUPTI_FIRST once a GPU has shown that CUPTI agrees with ncu and is faster (benchmarks/counters.py)
 _NOTE = 500  # characters of a note that goes into a table
 _LEAST_S = 5.0  # a way that stands behind another one is not begun with less
 _SHARE, _TURN_S = 0.5, 25.0  # of the time left, and seconds: what a way may take while another one stands behind it

@@ -13,7 +13,7 @@ import pytest
 from moetune import doctor
 from moetune.cli import main
 from moetune.doctor import Finding, State
-from moetune.measure.counter_rights import Blocked
+from moetune.measure.ncu import Blocked
 from moetune_kernels.device import TARGETS
 from moetune_kernels.errors import TableError
 
@@ -150,28 +150,11 @@ def test_a_missing_package_says_how_to_install_it():
 
 def test_forbidden_counters_are_a_note_with_the_lines_that_allow_them(monkeypatch):
     why = Blocked("only administrators may read counters (RmProfilingAdminOnly is 1)", ("sudo …", "moetune doctor"))
-    monkeypatch.setattr("moetune.measure.counter_rights.forbidden", lambda: why)
+    monkeypatch.setattr("moetune.measure.ncu.blocked", lambda: why)
     found = doctor.check_counters()
     assert found.state is State.NOTE
     assert "RmProfilingAdminOnly" in found.text
     assert found.fixes == ("sudo …",)
-
-
-@pytest.mark.parametrize("has_cupti", [True, False], ids=["cupti", "no-cupti"])
-@pytest.mark.parametrize("has_ncu", [True, False], ids=["ncu", "no-ncu"])
-def test_who_reads_counters_is_named(monkeypatch, has_cupti, has_ncu):
-    monkeypatch.setattr("moetune.measure.counter_rights.forbidden", lambda: None)
-    monkeypatch.setattr("moetune.measure.ncu.blocked", lambda: None if has_ncu else Blocked("no ncu", ("install it",)))
-    monkeypatch.setattr("moetune.measure.ncu.ncu_version", lambda: "2025.3.1.0")
-    monkeypatch.setattr("moetune.measure.ncu.find_ncu", lambda: "/opt/ncu")
-    if not has_cupti:
-        monkeypatch.setattr("moetune.measure.cupti.library.find", lambda: None)
-    found = doctor.check_counters()
-    assert found.state is (State.FINE if has_ncu else State.NOTE)
-    assert ("CUPTI (API version " in found.text) is has_cupti
-    assert ("no CUPTI (no libcupti is installed" in found.text) is not has_cupti
-    assert ("ncu 2025.3.1.0 at /opt/ncu" in found.text) is has_ncu
-    assert found.fixes == (() if has_ncu else ("install it",))
 
 
 @pytest.mark.parametrize(

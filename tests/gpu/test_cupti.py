@@ -19,7 +19,7 @@ from moetune.measure.counter_names import MetricSet, chip_of
 from moetune.measure.counter_ways import CUPTI, NCU
 from moetune.measure.counters import CounterJob, Reader, read_counters, set_metrics
 from moetune.measure.parts import Part
-from moetune.measure.sweep_counters import SweepCounters
+from moetune.measure.sweep_counters import CUPTI_FIRST, SweepCounters
 from moetune.outcome import Failed, Source
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import device_info
@@ -236,7 +236,7 @@ def test_how_long_one_launch_takes_to_count(by_cupti):
 def test_a_sweeps_reader_uses_cupti_and_says_nothing_of_ncu():
     import torch
 
-    reader, device = SweepCounters(SHAPE, 0), device_info(0)
+    reader, device = SweepCounters(SHAPE, 0, ways=CUPTI_FIRST), device_info(0)
     torch.cuda.synchronize()
     before, _ = torch.cuda.mem_get_info()
     reader.prepare(device)

@@ -14,7 +14,7 @@ from fake_ncu import assert_counted, assert_nothing_left, processes, starts, unt
 from moetune.measure import counter_rights, counter_ways, sweep_counters
 from moetune.measure.counter_rights import Blocked
 from moetune.measure.counter_ways import CUPTI, CUPTI_WORKER, NCU, NCU_WORKER
-from moetune.measure.sweep_counters import SweepCounters
+from moetune.measure.sweep_counters import CUPTI_FIRST, SweepCounters
 from moetune.outcome import FailureKind
 from moetune_kernels.config import MoEKernelConfig, Structure
 from moetune_kernels.device import TARGETS, DeviceInfo
@@ -30,11 +30,11 @@ FAILS = "wait()\nlaunches.touch()\nprint('ncu is out of order', flush=True)\nsys
 TUNER = """
 import sys, time
 from moetune.measure import counter_rights
-from moetune.measure.sweep_counters import SweepCounters
+from moetune.measure.sweep_counters import CUPTI_FIRST, SweepCounters
 from moetune_kernels.device import TARGETS
 from moetune_kernels.shape import MoEShape
 counter_rights.forbidden = lambda: None
-reader = SweepCounters(MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2), 0)
+reader = SweepCounters(MoEShape(hidden=4096, inter=14336, local_experts=8, top_k=2), 0, ways=CUPTI_FIRST)
 reader.prepare(TARGETS["sm_90"])
 print("prepared", flush=True)
 time.sleep(600)
@@ -61,7 +61,7 @@ def cupti(monkeypatch):
 
 @pytest.fixture
 def reader():
-    made = SweepCounters(SHAPE, 0)
+    made = SweepCounters(SHAPE, 0, ways=CUPTI_FIRST)
     yield made
     made.close()
 
