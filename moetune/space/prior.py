@@ -4,7 +4,9 @@ The unit is arbitrary (the time of one FLOP on one multiprocessor). Memory-bound
 needles that tiles and waves find at once, so the guess only has to rank tiles that differ a lot.
 
 The rates are rounded from a fit to two recorded H200 layers each, checked on the third: the fits agreed, and every
-third layer was ranked better than before (reports/2026-12-01-search-on-recordings.md).
+third layer was ranked better than before (reports/2026-12-01-search-on-recordings.md). What several blocks of one
+multiprocessor do for each other, and what row tiles that share weights cost, was added afterwards and checked on an
+exhaustive recording (reports/2026-12-01-search-regret.md).
 """
 
 from __future__ import annotations
@@ -30,12 +32,19 @@ IN_FLIGHT_BYTES = 100_000  # weight bytes under way per multiprocessor that keep
 STARVED = 0.25  # exponent: half of these bytes under way cost a sixth of the bandwidth
 USED_STAGES = 0.5  # of a prefetch distance: on average so much of the stage being multiplied is not under way
 HEIGHT_COST = 0.0125  # memory time per doubling of a tile's height over 16 rows: rows that are masked are still fetched
+# Exponent of how often the row tiles of an expert read its weights: after the first time they mostly come from L2.
+# Passes over the columns that group_m leaves count once more.
+REREAD = 0.15
 MMA_SYNC_RATE = 0.8  # of wgmma's rate: mma.sync is what tiles under 64 rows or 4 warps get on sm_90
 # A tile of m x n outputs reads 1/m + 1/n operands per FLOP. Up to 1/64 the tensor cores bind, beyond it the operands'
 # way into shared memory.
 OPERANDS_PER_FLOP = 1 / 64
 LOWEST_TILE = 16  # rows
-STAGE_RATE = {1: 0.5, 2: 0.78}  # of the rate with three stages or more
+# Of the rate with three stages or more, in a multiprocessor's only block: another block multiplies while this one waits.
+# At 4096 tokens two stages took 33 and 48% longer than three (down, gate-up: medians, H200) where no block more fitted
+# for them, and -9 to 6% where one did.
+STAGE_RATE = {1: 0.5, 2: 0.73}
+EMPTY_STEPS = 0.7  # before and after its products a tile takes so many steps' time; other blocks multiply meanwhile
 DEPTH_RATE = {16: 0.6, 32: 0.92, 64: 1.0, 128: 0.92, 256: 0.84}
 STRUCTURE_RATE = {Structure.GATHER: 0.87, Structure.TMA: 0.95, Structure.TMA_PERMUTE: 1.0}
 
@@ -81,6 +90,8 @@ class Tile:
         blocks: blocks that one multiprocessor holds.
         flops: of one tile.
         rate: the share of the tensor cores' rate that a multiprocessor full of such tiles reaches.
+        fed: the share of that rate which the stages of a lone block keep up.
+        steps: of a tile along the inner dimension.
         group_m: row tiles that share one pass over the columns.
         under_way: stages of a block that are under way on average.
         stage: weight bytes of one stage.
@@ -92,6 +103,8 @@ class Tile:
     blocks: Values
     flops: Values
     rate: Values
+    fed: Values
+    steps: Values
     group_m: Values
     under_way: Values
     stage: Values
@@ -107,6 +120,8 @@ class Tile:
             blocks=blocks_per_sm(config, problem),
             flops=2 * config.block_m * config.block_n * problem.matrices * steps * config.block_k,
             rate=_tensor_rate(config, problem),
+            fed=STAGE_RATE.get(config.prefetch_distance, 1.0),
+            steps=steps,
             group_m=config.group_m,
             under_way=min(config.prefetch_distance, steps) - USED_STAGES,
             stage=problem.matrices * config.block_n * config.block_k * ACTIVATION_BYTES,
@@ -135,7 +150,10 @@ def time_of(tile: Tile, row_tiles: Values, load: ExpertLoad, problem: Problem, o
     waves = of.most(of.ceil(tiles / (sm_count * tile.blocks)), 1)
     # A last wave that fills only some multiprocessors still lasts as long as its tiles.
     busiest = of.least(waves * tile.blocks, of.ceil(tiles / sm_count) + tile.blocks - 1)
-    compute = busiest * tile.flops / tile.rate
+    # Blocks of one multiprocessor cover each other's waits.
+    beside = of.least(1.0 * tile.blocks, of.most(tiles / sm_count, 1.0))
+    rate = tile.rate * (1.0 - (1.0 - tile.fed) / (beside * beside))
+    compute = busiest * tile.flops / rate * (1.0 + EMPTY_STEPS / (tile.steps * beside))
     memory = _memory_time(tile, (row_tiles, tiles), load, problem, of)
     longer, shorter = of.most(compute, memory), of.least(compute, memory)
     overlapped = longer * of.power(1.0 + of.power(shorter / longer, OVERLAP), 1.0 / OVERLAP)
@@ -157,11 +175,12 @@ def _memory_time(
     row_tiles, tiles = counts
     sm_count = problem.device.sm_count
     weights = load.touched * problem.matrices * problem.columns * problem.depth * ACTIVATION_BYTES
-    passes = of.most(of.most(row_tiles / load.touched, 1.0) / tile.group_m, 1.0)
+    row_tiles_each = of.most(row_tiles / load.touched, 1.0)
+    reads = row_tiles_each * of.most(row_tiles_each / tile.group_m, 1.0)
     rows = load.touched * load.rows * problem.depth * ACTIVATION_BYTES
     resident = of.least(1.0 * tile.blocks, of.most(tiles / sm_count, 0.05))
     reached = of.power(of.least(1.0, resident * tile.under_way * tile.stage / IN_FLIGHT_BYTES), STARVED)
-    return (weights * of.power(passes, 0.5) + rows) * tile.tall * FLOPS_PER_BYTE / sm_count / reached
+    return (weights * of.power(reads, REREAD) + rows) * tile.tall * FLOPS_PER_BYTE / sm_count / reached
 
 
 def blocks_per_sm(config: MoEKernelConfig, problem: Problem) -> int:
@@ -180,12 +199,7 @@ def _tensor_rate(config: MoEKernelConfig, problem: Problem) -> float:
     rate = min(1.0, OPERANDS_PER_FLOP / operands) / (1.0 + 2.0 / width)
     if problem.device.sm >= 90 and (config.block_m < 64 or config.num_warps < 4):
         rate *= MMA_SYNC_RATE
-    return (
-        rate
-        * STAGE_RATE.get(config.prefetch_distance, 1.0)
-        * DEPTH_RATE[config.block_k]
-        * STRUCTURE_RATE[config.structure]
-    )
+    return rate * DEPTH_RATE[config.block_k] * STRUCTURE_RATE[config.structure]
 
 
 def _copy_time(load: ExpertLoad, problem: Problem) -> float:

@@ -106,7 +106,11 @@ def test_neighbours_are_legal_and_differ_in_one_choice(role):
 
 @pytest.mark.parametrize("shape", [MIXTRAL, QWEN], ids=lambda shape: shape.key)
 def test_the_needles_of_many_rows_are_candidates_with_several_groupings(shape):
-    """What won at 1024 to 16384 tokens in recorded sweeps of an H200: tiles, warps, distance, and any group_m."""
+    """What won at 1024 to 16384 tokens in recorded sweeps of an H200: tiles, warps, distance, and any group_m.
+
+    Twelve steps are all that a tile of QWEN's down GEMM has: there two blocks of 128x128 won over one of 128x256.
+    """
+    grouped = {Role.GATE_UP: (64, 256, 8, 3), Role.DOWN: (128, 128, 8, 3) if shape is QWEN else (128, 256, 8, 4)}
     needles = {
         Role.GATE_UP: [(64, 256, 8, 3), (128, 128, 8, 4), (128, 128, 8, 3), (64, 128, 4, 4)],
         Role.DOWN: [(128, 256, 8, 4), (128, 256, 8, 3), (256, 128, 8, 4), (64, 256, 4, 4)],
@@ -119,7 +123,7 @@ def test_the_needles_of_many_rows_are_candidates_with_several_groupings(shape):
                 tile = config.block_m, config.block_n, config.num_warps, config.prefetch_distance
                 groupings.setdefault(tile, set()).add(config.group_m)
         assert set(tiles) <= set(groupings)
-        assert groupings[tiles[0]] == {4, 8, 16, 32}
+        assert groupings[grouped[role]] == {4, 8, 16, 32}
     permuted = candidates(shape, H200, Role.GATE_UP, LADDER, limit=135).configs
     assert {c.group_m for c in permuted if c.structure is Structure.TMA_PERMUTE and c.block_n >= 128} >= {4, 8, 16, 32}
 
