@@ -6,11 +6,13 @@ answers of the same size.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from zlib import crc32
 
-from moetune.engine.backend import Ceilings
+from moetune.engine.backend import Ceilings, KernelByKernel
 from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.stopwatch import Stopwatch, question
 from moetune.outcome import (
@@ -39,19 +41,26 @@ JITTER = 0.01  # of one sample
 WRONG = 61  # every so many kernels one is wrong
 
 
-def open_free(settings: GpuSettings) -> FreeTrials:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeSettings(GpuSettings):
+    """Settings whose answers take ``answer_s`` seconds each, as a GPU's would."""
+
+    answer_s: float = 0.0
+
+
+def open_free(settings: FreeSettings) -> FreeTrials:
     """Return the trials of a layer; what a GPU process is started with."""
-    return FreeTrials(settings.shape)
+    return FreeTrials(settings)
 
 
-class FreeTrials:
-    """Trials of ``shape`` without a launch. See :class:`moetune.measure.cuda.CudaTrials` for what each question means."""
+class FreeTrials(KernelByKernel):
+    """Trials of a layer without a launch. See :class:`moetune.measure.cuda.CudaTrials` for what each question means."""
 
-    def __init__(self, shape: MoEShape) -> None:
+    def __init__(self, settings: FreeSettings) -> None:
         self.device: DeviceInfo = DEVICE
         self.lost: Failed | None = None
         self.stopwatch = Stopwatch()
-        self._shape, self._tokens = shape, 1
+        self._shape, self._answer_s, self._tokens = settings.shape, settings.answer_s, 1
 
     def asked(self) -> float:
         """Return the seconds that all questions so far took here."""
@@ -78,22 +87,27 @@ class FreeTrials:
     @question
     def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float:
         """Return a time a little over the later ones."""
+        self._take_time()
         return 1.1 * self._kernel_us(role, config)
 
     @question
     def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
         """Return the median of so many samples."""
+        self._take_time()
         return _measured(_times_us(self._kernel_us(role, config), samples, config))
 
     @question
     def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Find some kernels wrong."""
+        self._take_time()
         wrong = _luck(role, config, 0) % WRONG == 0
         return Failed(FailureKind.WRONG, "row 3, column 5 is 1, not 2 (timing inputs)") if wrong else None
 
     @question
     def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> None:
         """Find all right."""
+        del role, config
+        self._take_time()
 
     @question
     def time_routing(self, block_m: int) -> Outcome:
@@ -108,6 +122,7 @@ class FreeTrials:
     @question
     def time_layers(self, plans: Sequence[LayerPlan], rounds: int) -> Sequence[Outcome]:
         """Return the times of whole layers, with those of each round and the clocks."""
+        self._take_time()
         return [self._layer(plan, rounds, 1.0) for plan in plans]
 
     @question
@@ -120,6 +135,8 @@ class FreeTrials:
     @question
     def verify_layer(self, plan: LayerPlan) -> None:
         """Find all right."""
+        del plan
+        self._take_time()
 
     def clocks(self) -> ClockSpan:
         """Return the clocks of a busy GPU."""
@@ -127,6 +144,10 @@ class FreeTrials:
 
     def card(self) -> None:
         """Know nothing of the card."""
+
+    def _take_time(self) -> None:
+        if self._answer_s:
+            time.sleep(self._answer_s)
 
     def _kernel_us(self, role: Role, config: MoEKernelConfig) -> float:
         share = (2 if role is Role.GATE_UP else 1) / 3

@@ -3,7 +3,8 @@
     python3 benchmarks/host_time.py --repeat 5
 
 Needs no GPU. The tuner is the real one: search, store, table, events, a GPU process of its own. Only the trials in that
-process are free (``free_trials.py``), and every kernel is compiled already. Each part's time is its own alone: what a part
+process are free (``free_trials.py``), and every kernel is compiled already. With ``--answer-ms 2`` each takes that long, as
+on a GPU: then what the tuner does meanwhile costs nothing, and the last row is what the GPU waits for. Each part's time is its own alone: what a part
 calls of another is that one's. Of several sweeps each part's shortest time is shown, since other programs only add.
 
 The last lines are hashes of the table and of all trials in their order: equal ones mean that a change decided nothing.
@@ -15,20 +16,21 @@ import argparse
 import contextlib
 import functools
 import hashlib
+import inspect
 import io
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from command import started
-from free_trials import DEVICE
+from free_trials import DEVICE, FreeSettings
 
 from moetune import tuning
 from moetune.cli.options import SWEEP_TOKENS
@@ -41,7 +43,6 @@ from moetune.engine.memory import Memory
 from moetune.engine.pace import Pace
 from moetune.engine.request import SweepRequest
 from moetune.engine.session import Session
-from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.gpu_respawn import RespawningGpu
 from moetune.measure.isolated import IsolatedBackend
 from moetune.models.resolve import ShapeRequest, resolve_shape
@@ -52,8 +53,8 @@ from moetune.strategies import Guided
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
 
-QUESTIONS, SEARCH, STORE, TABLE, PACE, EVENTS, SPACE, REST = (
-    "questions, to and fro",
+ASKING, SEARCH, STORE, TABLE, PACE, EVENTS, SPACE, REST = (
+    "questions and answers",
     "search",
     "trial store",
     "table",
@@ -62,9 +63,9 @@ QUESTIONS, SEARCH, STORE, TABLE, PACE, EVENTS, SPACE, REST = (
     "candidates",
     "rest",
 )
-ANSWERS = "answers (not the tuner's)"
+ANSWERS = "answers"
 PARTS: dict[str, tuple[tuple[type, tuple[str, ...]], ...]] = {
-    QUESTIONS: ((RespawningGpu, ("ask",)),),
+    ASKING: ((RespawningGpu, ("ask", "ask_each")),),
     SEARCH: ((Guided, ("__init__", "ask", "tell")), (Memory, ("terrain",)), (CountTuner, ("_remember",))),
     STORE: ((Run, ("record", "record_bound", "record_ceilings")),),
     TABLE: ((Findings, ("write",)),),
@@ -109,7 +110,17 @@ class Meter:
             with self.within(part):
                 return function(*args, **named)
 
-        return call
+        @functools.wraps(function)
+        def each(*args: Any, **named: Any) -> Generator[Any]:
+            with contextlib.closing(function(*args, **named)) as found:
+                while (one := within(lambda: next(found, each))) is not each:
+                    yield one
+
+        def within(step: Callable[[], Any]) -> Any:
+            with self.within(part):
+                return step()
+
+        return each if inspect.isgeneratorfunction(function) else call
 
 
 class ReadyCompiles:
@@ -170,7 +181,7 @@ class Swept:
     trials: str
 
 
-def swept(model: str, tokens: tuple[int, ...]) -> Swept:
+def swept(model: str, tokens: tuple[int, ...], answer_s: float = 0.0) -> Swept:
     """Run one sweep in a folder of its own and return where its time went."""
     shape = resolve_shape(ShapeRequest(model)).shape
     with tempfile.TemporaryDirectory(prefix="moetune-host-") as name:
@@ -183,11 +194,11 @@ def swept(model: str, tokens: tuple[int, ...]) -> Swept:
             out_dir=folder / "tables",
             store_path=folder / "trials.sqlite",
         )
-        return _swept(request)
+        return _swept(request, answer_s)
 
 
-def _swept(request: SweepRequest) -> Swept:
-    meter, settings = Meter(), GpuSettings(shape=request.shape, seed=request.seed)
+def _swept(request: SweepRequest, answer_s: float) -> Swept:
+    meter, settings = Meter(), FreeSettings(shape=request.shape, seed=request.seed, answer_s=answer_s)
     backend = UncountedBackend(settings, ReadyCompiles(), factory="free_trials:open_free", device=DEVICE)
     with contextlib.closing(backend), _watching(meter):
         bed = tuning._gpu_bed(backend, request)  # noqa: SLF001  # as a sweep makes it
@@ -199,7 +210,6 @@ def _swept(request: SweepRequest) -> Swept:
             result = tuning.run_on(bed, request, Budget(None), PlainLines(SweepProgress()))
         seconds, calls = meter.seconds.copy(), meter.calls.copy()
         seconds[ANSWERS] = backend.answered_s() - before_s
-        seconds[QUESTIONS] -= seconds[ANSWERS]
     with Store(result.store_path) as store:
         trials = [dump(trial_to_json(row.trial)) for row in store.rows(request.shape, DEVICE)]
     entries = dump({str(tokens): entry.to_json() for tokens, entry in result.table.entries.items()})
@@ -222,10 +232,10 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def in_new_process(model: str, tokens: tuple[int, ...]) -> Swept:
+def in_new_process(model: str, tokens: tuple[int, ...], answer_s: float) -> Swept:
     """Run one sweep where nothing is remembered of another."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(swept, model, tokens).result()
+        return process.submit(swept, model, tokens, answer_s).result()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -233,10 +243,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-30b-a3b")
     parser.add_argument("--tokens", default=SWEEP_TOKENS, metavar="LIST")
+    parser.add_argument("--answer-ms", type=float, default=0.0, metavar="MS", help="what a launch or a check takes")
     parser.add_argument("--repeat", type=int, default=3, metavar="N")
     options = parser.parse_args(arguments)
     tokens = tuple(map(int, options.tokens.split(",")))
-    found = [in_new_process(options.model, tokens) for _ in range(options.repeat)]
+    found = [in_new_process(options.model, tokens, options.answer_ms / 1e3) for _ in range(options.repeat)]
     print(table_of(found))
     decided = {(one.table, one.trials) for one in found}
     for table, trials in sorted(decided):
@@ -247,13 +258,20 @@ def main(arguments: Sequence[str]) -> int:
 def table_of(found: Sequence[Swept]) -> str:
     """Return one line per part, its shortest time, calls and microseconds per call."""
     lines = [f"{'part':28s} {'ms':>8s} {'calls':>7s} {'us each':>8s}"]
-    for part in (*PARTS, REST, ANSWERS):
+    for part in (*PARTS, REST):
         least_s = min(one.seconds[part] for one in found)
         calls = found[0].calls[part]
         each = f"{1e6 * least_s / calls:8.0f}" if calls > 1 else ""
         lines.append(f"{part:28s} {1e3 * least_s:8.1f} {calls or '':>7} {each}".rstrip())
-    total_s = min(sum(seconds for part, seconds in one.seconds.items() if part != ANSWERS) for one in found)
-    return "\n".join([*lines, f"{'all but answers':28s} {1e3 * total_s:8.1f}   (of one sweep, the shortest)"])
+    totals_s = [sum(one.seconds[part] for part in (*PARTS, REST)) for one in found]
+    left_s = min(total_s - one.seconds[ANSWERS] for total_s, one in zip(totals_s, found, strict=True))
+    return "\n".join(
+        [
+            *lines,
+            f"{'the shortest sweep':28s} {1e3 * min(totals_s):8.1f}",
+            f"{'and without its answers':28s} {1e3 * left_s:8.1f}",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from moetune.engine.backend import Ceilings, Kernel, LayerFigures
+from moetune.engine.backend import Ceilings, Kernel, KernelByKernel, LayerFigures
 from moetune.errors import MissingError, RunError
 from moetune.measure.calls import DTYPES
 from moetune.measure.card import CardState, card_state
@@ -55,7 +55,7 @@ Value = TypeVar("Value")
 Check = Callable[[Sequence[torch.Tensor]], Sequence[Failed | None]]
 
 
-class CudaTrials:
+class CudaTrials(KernelByKernel):
     """Times and verifies on one CUDA device in this process: all of a backend but compiling and counting.
 
     A trial may lose the device for good (an illegal access, a kernel that never ends): that trial comes back as failed,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from moetune.engine.backend import Ceilings, Kernel, LayerFigures
+from moetune.engine.backend import Ceilings, Entered, EntryTerms, Kernel, LayerFigures
 from moetune.measure.card import CardState
 from moetune.measure.compiles import Compiles, LentCompiles
 from moetune.measure.gpu_messages import GpuSettings, Start
@@ -168,21 +170,28 @@ class IsolatedBackend:
         self.ceilings()
         return self._needed("bound_us")
 
-    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
-        """Load the kernel, then time its very first launch, cold."""
-        return self._trial((role, config), "first_launch_us", role, config)
+    def enter_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], terms: EntryTerms) -> Generator[Entered]:
+        """Let kernels into a race one after the other; the process holds them against each other."""
+        with closing(self._each("enter_kernels", role, configs, lambda: (terms,))) as ends:
+            for end in ends:
+                entered = Entered(None, end) if isinstance(end, Failed) else end
+                if entered.first_us is not None:
+                    terms = terms.after(entered.first_us)  # for a new process, which has seen none of them
+                yield entered
 
-    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
-        """Time one kernel with a cold L2."""
-        return self._trial((role, config), "time_kernel", role, config, samples)
+    def verify_kernels(self, role: Role, configs: Sequence[MoEKernelConfig]) -> Generator[Failed | None]:
+        """Compare each with the float32 reference over NaN-poisoned output."""
+        return self._each("verify_kernels", role, configs)
 
-    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare with the float32 reference over NaN-poisoned output."""
-        return self._trial((role, config), "verify_kernel", role, config)
+    def time_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], samples: int) -> Generator[Outcome]:
+        """Time each with a cold L2."""
+        return self._each("time_kernels", role, configs, lambda: (samples,))
 
-    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare what the timed launches left; a process that never timed the kernel refuses it."""
-        return self._trial((role, config), "recheck_kernel", role, config)
+    def time_and_recheck_kernels(
+        self, role: Role, configs: Sequence[MoEKernelConfig], samples: int
+    ) -> Generator[Outcome]:
+        """Time each, and compare what its launches left."""
+        return self._each("time_and_recheck_kernels", role, configs, lambda: (samples,))
 
     def time_routing(self, block_m: int) -> Outcome:
         """Time route and permute for one ``block_m``."""
@@ -247,6 +256,32 @@ class IsolatedBackend:
             return answer.value
         self._strikes.add(candidate, answer.lost)
         return answer.value if isinstance(answer.value, Failed) else answer.lost
+
+    def _each(
+        self,
+        method: str,
+        role: Role,
+        configs: Sequence[MoEKernelConfig],
+        more: Callable[[], tuple[Any, ...]] = tuple,
+    ) -> Generator[Any]:
+        """Ask about kernels in one question, and yield the answer about each as it comes.
+
+        The one that a process had in hand when it ended is Failed; those behind it are asked about anew.
+        """
+        place = 0
+        while place < len(configs):
+            refusal = self._strikes.refusal((role, configs[place]))
+            if refusal is not None:
+                place += 1
+                yield refusal
+                continue
+            good = itertools.takewhile(lambda one: self._strikes.refusal((role, one)) is None, configs[place:])
+            with closing(self._gpu.ask_each(method, role, list(good), *more())) as answers:
+                for answer in answers:
+                    if answer.lost is not None:
+                        self._strikes.add((role, configs[place]), answer.lost)
+                    place += 1
+                    yield answer.value if answer.lost is None or isinstance(answer.value, Failed) else answer.lost
 
     def _needed(self, method: str) -> Any:
         """Ask what no candidate can be blamed for, and the sweep cannot go on without."""

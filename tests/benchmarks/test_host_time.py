@@ -33,7 +33,7 @@ def test_a_sweep_shows_every_part_and_what_it_decided():
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
     parts = {line[:28].strip(): line[28:].split() for line in lines}
-    for part in ("questions, to and fro", "search", "trial store", "table", "pace", "events and screen"):
+    for part in ("questions and answers", "search", "trial store", "table", "pace", "events and screen"):
         milliseconds, calls, *_ = parts[part]
         assert float(milliseconds) > 0.0, part
         assert int(calls) > 1, part
