@@ -43,7 +43,7 @@ from moetune.engine.memory import Memory
 from moetune.engine.pace import Pace
 from moetune.engine.request import SweepRequest
 from moetune.engine.session import Session
-from moetune.measure.gpu_respawn import RespawningGpu
+from moetune.measure.gpu_respawn import HeadStart, RespawningGpu
 from moetune.measure.isolated import IsolatedBackend
 from moetune.models.resolve import ShapeRequest, resolve_shape
 from moetune.outcome import Compiled, Failed
@@ -199,7 +199,9 @@ def swept(model: str, tokens: tuple[int, ...], answer_s: float = 0.0) -> Swept:
 
 def _swept(request: SweepRequest, answer_s: float) -> Swept:
     meter, settings = Meter(), FreeSettings(shape=request.shape, seed=request.seed, answer_s=answer_s)
-    backend = UncountedBackend(settings, ReadyCompiles(), factory="free_trials:open_free", device=DEVICE)
+    backend = UncountedBackend(
+        settings, ReadyCompiles(), factory="free_trials:open_free", given=HeadStart(device=DEVICE)
+    )
     with contextlib.closing(backend), _watching(meter):
         bed = tuning._gpu_bed(backend, request)  # noqa: SLF001  # as a sweep makes it
         backend.ceilings()  # the process is there: its start is measured elsewhere

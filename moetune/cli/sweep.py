@@ -177,12 +177,15 @@ def sweep(
 
 def run_sweep(**request: Any) -> None:
     """Run the sweep that ``request`` describes (the fields of SweepRequest), shown live, and print what it found."""
-    from moetune.cli.results import legend, tuned_table
-    from moetune.cli.sweep_display import sweep_display
-    from moetune.tuning import SweepRequest, sweep
+    from moetune.measure.gpu_start import gpu_process_ahead
 
-    with sweep_display() as on_event:
-        result = sweep(SweepRequest(**request), on_event)
+    with gpu_process_ahead() as ahead:  # it imports for seconds, so it begins before this process loads the rest
+        from moetune.cli.results import legend, tuned_table
+        from moetune.cli.sweep_display import sweep_display
+        from moetune.tuning import SweepRequest, sweep
+
+        with sweep_display() as on_event:
+            result = sweep(SweepRequest(**request), on_event, ahead)
     out.show(tuned_table(result.table.entries))
     out.result(legend(result.backend))
     for line in closing_lines(result):

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moetune.engine.backend import Ceilings
@@ -48,6 +49,24 @@ class News:
             return dict(itertools.islice(self._compiled.items(), after, None))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadStart:
+    """What is there before a GPU's first process has said anything.
+
+    Args:
+        device: the GPU as its driver describes it, None where that has to be asked of the process.
+        news: what processes are told, shared with those of other GPUs; this GPU's own when None.
+        process: one that imports already and was told nothing; a new one is started when None.
+    """
+
+    device: DeviceInfo | None = None
+    news: News | None = None
+    process: GpuProcess | None = None
+
+
+NO_HEAD_START = HeadStart()
+
+
 class RespawningGpu:
     """Asks the GPU process that lives; the caller sees from ``lost`` in an answer that it was the last one of its process.
 
@@ -57,8 +76,7 @@ class RespawningGpu:
     Args:
         start: what each process loads.
         limits: seconds of each question.
-        device: the GPU as its driver describes it, None where that has to be asked of the process.
-        news: what processes are told, shared with those of other GPUs; this GPU's own when None.
+        given: what is there already; its process is closed with this.
 
     Raises:
         RunError: no process can be started.
@@ -67,17 +85,15 @@ class RespawningGpu:
         news: what every new process is told.
     """
 
-    def __init__(
-        self, start: Start, limits: Limits, device: DeviceInfo | None = None, news: News | None = None
-    ) -> None:
-        self.news = news or News()
+    def __init__(self, start: Start, limits: Limits, given: HeadStart = NO_HEAD_START) -> None:
+        self.news = given.news or News()
         self._asking, self._is_closed = threading.RLock(), False
         self._start_message, self._limits = start, limits
         self._numbers, self._fruitless = itertools.count(), 0
         self._tokens: int | None = None
-        self._device, self._is_confirmed = device, False  # until a process has said the same
+        self._device, self._is_confirmed = given.device, False  # until a process has said the same
         self._tell: Callable[[], object] | None = None
-        self._process: GpuProcess | None = self._new_process()
+        self._process: GpuProcess | None = given.process or self._new_process()
 
     @property
     def device(self) -> DeviceInfo:

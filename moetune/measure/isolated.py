@@ -12,7 +12,8 @@ from moetune.engine.backend import Ceilings, Entered, EntryTerms, Kernel, LayerF
 from moetune.measure.card import CardState
 from moetune.measure.compiles import Compiles, LentCompiles
 from moetune.measure.gpu_messages import GpuSettings, Start
-from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, News, RespawningGpu, gone
+from moetune.measure.gpu_process import GpuProcess
+from moetune.measure.gpu_respawn import MAX_FRUITLESS, NO_HEAD_START, OPEN, HeadStart, RespawningGpu, gone
 from moetune.measure.isolated_limits import Limits, TimeLimits
 from moetune.measure.strikes import Strikes
 from moetune.measure.sweep_counters import SweepCounters
@@ -28,7 +29,9 @@ PROBE_ROUNDS = 2  # of a plan alone, to see whether it was the one; rounds are e
 Row = dict[LayerPlan, Outcome]
 
 
-def open_isolated(settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int]) -> IsolatedBackend:
+def open_isolated(
+    settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int], ahead: GpuProcess | None = None
+) -> IsolatedBackend:
     """Return the backend of a live sweep: kernels compile in a pool of processes, and run in one of their own.
 
     Both are started and not waited for; nothing touches the GPU before ``begin`` or the first question.
@@ -37,10 +40,12 @@ def open_isolated(settings: GpuSettings, device: DeviceInfo | None, tokens: Sequ
         settings: what the trials are made from.
         device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
         tokens: the sweep's token counts in the order of their turns.
+        ahead: a GPU process that was started already.
     """
     from moetune.measure.kernel_compiles import KernelCompiles
 
-    return IsolatedBackend(settings, KernelCompiles(settings.shape, tokens=tokens), factory=CUDA_TRIALS, device=device)
+    compiles = KernelCompiles(settings.shape, tokens=tokens)
+    return IsolatedBackend(settings, compiles, factory=CUDA_TRIALS, given=HeadStart(device=device, process=ahead))
 
 
 class IsolatedBackend:
@@ -55,8 +60,8 @@ class IsolatedBackend:
         compiles: who compiles; closed with this backend.
         factory: ``module:function`` that makes the trials in the GPU process.
         limits: seconds of each question, :class:`TimeLimits` when None.
-        device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
-        news: what GPU processes are told, where other GPUs' processes are told the same.
+        given: what is there already, the device as its driver describes it above all; without that the GPU process is
+            waited for where it is needed.
 
     Raises:
         RunError: the GPU process cannot be started. What its factory raises (there is no such GPU) comes with the first
@@ -70,8 +75,7 @@ class IsolatedBackend:
         *,
         factory: str = CUDA_TRIALS,
         limits: Limits | None = None,
-        device: DeviceInfo | None = None,
-        news: News | None = None,
+        given: HeadStart = NO_HEAD_START,
     ) -> None:
         self._settings, self._compiles, self._factory = settings, compiles, factory
         self._limits = limits or TimeLimits(settings.shape)
@@ -80,7 +84,7 @@ class IsolatedBackend:
         self._counters = SweepCounters(settings.shape, settings.device_index, settings.routing)
         try:
             start = Start(factory=factory, settings=settings)
-            self._gpu = RespawningGpu(start, self._limits, device, news)
+            self._gpu = RespawningGpu(start, self._limits, given)
         except BaseException:
             compiles.close()
             raise
@@ -95,9 +99,8 @@ class IsolatedBackend:
             device: what its driver says, the same as of this one.
         """
         settings, lent = replace(self._settings, device_index=device_index), LentCompiles(self._compiles)
-        return IsolatedBackend(
-            settings, lent, factory=self._factory, limits=self._limits, device=device, news=self._gpu.news
-        )
+        given = HeadStart(device=device, news=self._gpu.news)
+        return IsolatedBackend(settings, lent, factory=self._factory, limits=self._limits, given=given)
 
     def begin(self) -> None:
         """Let the GPU process use the GPU, from when on it must be this sweep's own; does not wait for it."""

@@ -18,6 +18,7 @@ from moetune.errors import MissingError
 from moetune.measure.card import CardState
 from moetune.measure.clocks import ClockReading, OtherProcess
 from moetune.measure.gpu_messages import GpuSettings
+from moetune.measure.gpu_respawn import HeadStart
 from moetune.measure.isolated import IsolatedBackend
 from moetune.outcome import ClockSpan, Compiled, Failed, FailureKind, Figure, Measured, Source
 from moetune.store.codec import choice_text
@@ -108,9 +109,11 @@ class OneByOne(IsolatedBackend):
         return wrong
 
 
-def open_backend(folder, *deeds, factory="planted_gpu:open_planted", limits=limits, device=None):
+def open_backend(folder, *deeds, factory="planted_gpu:open_planted", limits=limits, device=None, ahead=None):
     settings = Planted(shape=SHAPE, seed=7, folder=folder, deeds=deeds)
-    return OneByOne(settings, SomeCompiles(), factory=factory, limits=limits, device=device)
+    return OneByOne(
+        settings, SomeCompiles(), factory=factory, limits=limits, given=HeadStart(device=device, process=ahead)
+    )
 
 
 def open_planted(settings):

@@ -11,6 +11,8 @@ import pytest
 from planted_gpu import DEVICE, TARGETS, Deed
 
 from moetune.errors import RunError
+from moetune.measure import gpu_process, gpu_start
+from moetune.measure.gpu_device import TorchBuild
 from moetune.outcome import Failed, Measured
 
 FACTORY = "import_witness:open_planted"
@@ -143,3 +145,79 @@ def test_a_process_that_ends_in_what_it_is_asked_first_is_replaced(isolated, dia
     backend.when_ready(backend.time_combine)
     assert isinstance(backend.time_routing(16), Measured)
     assert len(diary("start")) == 2
+
+
+# before the tuner itself is loaded
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """Let this machine have a GPU, as far as its files tell."""
+    monkeypatch.setattr(gpu_start, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(gpu_start, "PRELOAD", FACTORY.partition(":")[0])
+
+
+def test_a_process_that_was_started_ahead_is_the_first_one(isolated, diary, imports, ahead):
+    with gpu_start.gpu_process_ahead() as process:
+        assert imports(1) == [process.pid]
+        backend = isolated(factory=FACTORY, ahead=process)
+        assert backend.open(64) is None
+        assert [line["pid"] for line in diary("start")] == [process.pid]
+        backend.close()
+    assert len(imports(1)) == 1
+
+
+def test_one_that_died_meanwhile_is_replaced(isolated, diary, imports, ahead):
+    with gpu_start.gpu_process_ahead() as process:
+        imports(1)
+        process.kill()
+        backend = isolated(factory=FACTORY, ahead=process)
+        assert backend.open(64) is None
+    assert len(imports(2)) == len(diary("start")) + 1 == 2
+
+
+def test_it_ends_with_the_block_however_that_ends(imports, ahead):
+    block = gpu_start.gpu_process_ahead()
+    process = block.__enter__()
+    assert imports(1) == [process.pid]
+    assert not block.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert gone(process.pid)
+
+
+def test_where_none_can_be_started_there_is_none(monkeypatch, ahead):
+    monkeypatch.setattr(gpu_process.sys, "executable", "/no/such/python")
+    with gpu_start.gpu_process_ahead() as process:
+        assert process is None
+
+
+def missing(name):
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("visible", "build", "driver", "may"),
+    [
+        (None, TorchBuild("12.8", None), lambda name: None, True),
+        ("0", TorchBuild("12.8", None), lambda name: None, True),
+        ("", TorchBuild("12.8", None), lambda name: None, False),
+        (None, TorchBuild("12.8", None), missing, False),
+        (None, TorchBuild(None, None), lambda name: None, False),
+        (None, TorchBuild(None, "6.4"), lambda name: None, False),
+        (None, None, lambda name: None, False),
+    ],
+)
+def test_it_is_started_where_torch_and_the_driver_are_for_a_gpu(monkeypatch, visible, build, driver, may):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(gpu_start, "torch_build", lambda: build)
+    monkeypatch.setattr(gpu_start.ctypes, "CDLL", driver)
+    assert gpu_start.may_have_gpu() is may
+    if not may:
+        with gpu_start.gpu_process_ahead() as process:
+            assert process is None
+
+
+def test_a_torch_that_does_not_say_what_it_is_for_starts_none(monkeypatch):
+    monkeypatch.setattr(gpu_start, "torch_build", lambda: missing("version.py"))
+    assert not gpu_start.may_have_gpu()
