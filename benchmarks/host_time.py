@@ -19,6 +19,7 @@ import hashlib
 import inspect
 import io
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -235,7 +236,8 @@ def _hash(text: str) -> str:
 
 
 def in_new_process(model: str, tokens: tuple[int, ...], answer_s: float) -> Swept:
-    """Run one sweep where nothing is remembered of another."""
+    """Run one sweep where nothing is remembered of another, and numpy has one thread, as in a sweep."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(swept, model, tokens, answer_s).result()
 
