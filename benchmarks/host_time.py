@@ -7,7 +7,7 @@ process are free (``free_trials.py``), and every kernel is compiled already. Wit
 on a GPU: then what the tuner does meanwhile costs nothing, and the last row is what the GPU waits for. Each part's time is its own alone: what a part
 calls of another is that one's. Of several sweeps each part's shortest time is shown, since other programs only add.
 
-The last lines are hashes of the table and of all trials in their order: equal ones mean that a change decided nothing.
+The last lines are hashes of the table and of all trials in any order: equal ones mean that a change decided nothing.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _swept(request: SweepRequest, answer_s: float) -> Swept:
     with Store(result.store_path) as store:
         trials = [dump(trial_to_json(row.trial)) for row in store.rows(request.shape, DEVICE)]
     entries = dump({str(tokens): entry.to_json() for tokens, entry in result.table.entries.items()})
-    return Swept(seconds, calls, _hash(entries), _hash("\n".join(trials)))
+    return Swept(seconds, calls, _hash(entries), _hash("\n".join(sorted(trials))))
 
 
 @contextlib.contextmanager
