@@ -1,6 +1,6 @@
 """The race of one GEMM's configs at one token count: few samples for all, many for the best, wrong ones out.
 
-It has two parts, so that one can be left for later: :meth:`Race.survey` and :meth:`Race.enter` give every config that a
+It has two parts, so that one can be left for later: the entry (:mod:`moetune.engine.entrance`) gives every config that a
 search asks for a few samples; :func:`finish` verifies the best and times them often.
 """
 
@@ -14,12 +14,12 @@ from math import inf
 from moetune.engine.backend import EntryTerms
 from moetune.engine.bench import Bench, time_of
 from moetune.engine.budget import Deadline
+from moetune.engine.entrance import Entrance
 from moetune.engine.gate import SLOW_RATIO, Gate
 from moetune.outcome import Failed, FailureKind, Measured, Outcome
 from moetune.strategies.base import Strategy
 from moetune_kernels.config import MoEKernelConfig, Role
 
-BATCH = 24  # configs asked for at once, at most
 SAFE_ENTRANTS = 6  # configs that race even when the deadline has passed, so that there is something to pick
 # A tile height whose best kernels together are this far behind those of another one is no good for the layer.
 HEIGHT_RATIO = 1.08
@@ -109,50 +109,46 @@ class Race:
 
     # part one
 
-    def survey(self, strategy: Strategy, deadline: Deadline) -> None:
-        """Time what the search asks for; what is compiled for it alone is left for :meth:`enter_late`."""
-        self._enter(strategy, deadline, self._is_late)
+    def surveying(self, strategy: Strategy, deadline: Deadline) -> Entrance:
+        """Return the entry where what is compiled for it alone is left for :meth:`enter_late`."""
+        return Entrance(self, strategy, deadline, self._is_under_way)
 
-    def enter(self, strategy: Strategy, deadline: Deadline) -> None:
-        """Time what the search asks for, and wait where the compiler has it still."""
-        self._enter(strategy, deadline, lambda _: False)
-
-    def _enter(self, strategy: Strategy, deadline: Deadline, is_left: Callable[[MoEKernelConfig], bool]) -> None:
-        while asked := strategy.ask(BATCH):
-            self.asked.update(dict.fromkeys(asked))
-            self.bench.request((self.role, config) for config in asked)
-            self._late.update(dict.fromkeys(config for config in asked if is_left(config)))
-            waiting = dict.fromkeys(config for config in asked if config not in self._late)
-            while waiting:
-                ready = self._ready(waiting, deadline)
-                with closing(self._times(ready, deadline)) as ends:
-                    for config, outcome in ends:
-                        del waiting[config]
-                        strategy.tell(config, outcome)
-                if not ready or any(config in waiting for config in ready):
-                    return
+    def entering(self, strategy: Strategy, deadline: Deadline) -> Entrance:
+        """Return the entry that waits for what the compiler has still."""
+        return Entrance(self, strategy, deadline)
 
     def enter_late(self, deadline: Deadline) -> None:
         """Time what was left, each as it comes from the compiler."""
         while self._late:
-            ready = self._ready(self._late, deadline)
-            with closing(self._times(ready, deadline)) as ends:
+            ready = self.ready(self._late, deadline)
+            with closing(self.times(ready, deadline)) as ends:
                 for config, _ in ends:
                     del self._late[config]
             if not ready or any(config in self._late for config in ready):
                 return
 
-    def _is_late(self, config: MoEKernelConfig) -> bool:
+    def request(self, asked: Sequence[MoEKernelConfig], is_left: Callable[[MoEKernelConfig], bool]) -> None:
+        """Have what a search asked for compiled, and note what is left for later."""
+        self.bench.collect()  # what came from the compiler since is no reason to leave it
+        self.asked.update(dict.fromkeys(asked))
+        self.bench.request((self.role, config) for config in asked)
+        self._late.update(dict.fromkeys(config for config in asked if is_left(config)))
+
+    def is_late(self, config: MoEKernelConfig) -> bool:
+        """Whether a config was left for later."""
+        return config in self._late
+
+    def _is_under_way(self, config: MoEKernelConfig) -> bool:
         kernel = self.role, config
         return kernel in self.bench.under_way and kernel not in self.bench.promised
 
-    def _ready(self, configs: Collection[MoEKernelConfig], deadline: Deadline) -> list[MoEKernelConfig]:
+    def ready(self, configs: Collection[MoEKernelConfig], deadline: Deadline) -> list[MoEKernelConfig]:
         """Return those of ``configs`` that no compiler has any more, waiting for one; none when the deadline passed first."""
         if not self.bench.await_any([(self.role, config) for config in configs], deadline):
             self.was_cut = True
         return [config for config in configs if (self.role, config) not in self.bench.under_way]
 
-    def _times(
+    def times(
         self, configs: Sequence[MoEKernelConfig], deadline: Deadline
     ) -> Generator[tuple[MoEKernelConfig, Outcome]]:
         """Let configs in and yield how each ended, until the deadline cuts the rest."""
