@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import time
 
 import planted_gpu
@@ -11,7 +13,7 @@ import pytest
 from planted_gpu import DEVICE, TARGETS, Deed
 
 from moetune.errors import RunError
-from moetune.measure import gpu_process, gpu_start
+from moetune.measure import gpu_process, gpu_start, gpu_worker
 from moetune.measure.gpu_device import TorchBuild
 from moetune.outcome import Failed, Measured
 
@@ -145,6 +147,25 @@ def test_a_process_that_ends_in_what_it_is_asked_first_is_replaced(isolated, dia
     backend.when_ready(backend.time_combine)
     assert isinstance(backend.time_routing(16), Measured)
     assert len(diary("start")) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_looked_for_in_what_an_import_makes(tmp_path, monkeypatch, fails):
+    name = f"imported_{fails}"
+    code = f"import gc\nenabled, things = gc.isenabled(), [[] for _ in range(5000)]\nassert not {fails}\n"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    collections = gc.get_stats()[2]["collections"]
+    try:
+        error = gpu_worker._preload(name)
+        assert isinstance(error, AssertionError) == fails
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 5000
+    finally:
+        gc.unfreeze()
+    assert gc.get_stats()[2]["collections"] == collections
+    if not fails:
+        assert sys.modules[name].enabled is False
 
 
 # before the tuner itself is loaded
