@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
@@ -79,11 +78,11 @@ class CudaTrials(KernelByKernel):
         self._shape, self._index, self._seed = shape, device_index, seed
         self._routing, self._router = routing, router_of(routing, shape, seed)
         self._device = torch.device("cuda", device_index)
-        with closing(Clocks.of_device(device_index)) as clocks:
-            self._card = card_state(clocks)  # before the next line puts a context of our own on the GPU
+        clocks = Clocks.of_device(device_index)
+        self._card = card_state(clocks)  # before the next line puts a context of our own on the GPU
         torch.cuda.set_device(self._device)
         torch.set_float32_matmul_precision("highest")  # the references are float32, never TF32
-        self._watch = ClockWatch(Clocks.of_device(device_index))
+        self._watch = ClockWatch(clocks)
         self._timer = Timer(self._device, self._info.l2_bytes)
         self._side_stream = torch.cuda.Stream(self._device)  # graphs cannot be captured on the default stream
         self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}
