@@ -22,13 +22,13 @@ from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels, order
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
+from moetune.measure.ahead import Ahead
 from moetune.measure.card import troubles, why_refused
 from moetune.measure.gpu_choice import HeldGpus, held_gpus
 from moetune.measure.gpu_device import driver_device
 from moetune.measure.gpu_device import gpu_is_there as _gpu_is_there
 from moetune.measure.gpu_messages import GpuSettings
 from moetune.measure.gpu_name import Gpu, gpu_of
-from moetune.measure.gpu_process import GpuProcess
 from moetune.measure.isolated import IsolatedBackend, open_isolated
 from moetune.measure.replay import ReplayBackend
 from moetune.models.routing import why_not_of
@@ -102,13 +102,13 @@ class _Told:
         self.on_event(Warned(text))
 
 
-def sweep(request: SweepRequest, on_event: Emit = lambda _: None, ahead: GpuProcess | None = None) -> SweepResult:
+def sweep(request: SweepRequest, on_event: Emit = lambda _: None, ahead: Ahead | None = None) -> SweepResult:
     """Tune a layer on the GPU, or replay its recording where there is none, and write the table.
 
     Args:
         request: what to tune and how.
         on_event: told of everything.
-        ahead: a GPU process that imports already (:mod:`moetune.measure.gpu_start`).
+        ahead: processes that import already.
 
     Raises:
         UsageError: the request makes no sense.
@@ -307,7 +307,7 @@ def _known(store: Store, bed: Bed, request: SweepRequest) -> dict[Key, Trial]:
 # The two backends
 
 
-def _gpu_backend(request: SweepRequest, ahead: GpuProcess | None = None) -> IsolatedBackend:
+def _gpu_backend(request: SweepRequest, ahead: Ahead | None = None) -> IsolatedBackend:
     """Start the processes of a live sweep; they touch no GPU yet. A request that cannot be served starts none."""
     device = driver_device(request.device_index)
     if device is not None:

@@ -177,9 +177,9 @@ def sweep(
 
 def run_sweep(**request: Any) -> None:
     """Run the sweep that ``request`` describes (the fields of SweepRequest), shown live, and print what it found."""
-    from moetune.measure.gpu_start import gpu_process_ahead
+    from moetune.measure.ahead import processes_ahead
 
-    with gpu_process_ahead() as ahead:  # it imports for seconds, so it begins before this process loads the rest
+    with processes_ahead() as ahead:  # they import for seconds, so they begin before this process loads the rest
         from moetune.cli.results import legend, tuned_table
         from moetune.cli.sweep_display import sweep_display
         from moetune.tuning import SweepRequest, sweep

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from moetune.engine.backend import Ceilings, Entered, EntryTerms, Kernel, LayerFigures
+from moetune.measure.ahead import Ahead
 from moetune.measure.card import CardState
 from moetune.measure.compiles import Compiles, LentCompiles
 from moetune.measure.gpu_messages import GpuSettings, Start
-from moetune.measure.gpu_process import GpuProcess
 from moetune.measure.gpu_respawn import MAX_FRUITLESS, NO_HEAD_START, OPEN, HeadStart, RespawningGpu, gone
 from moetune.measure.isolated_limits import Limits, TimeLimits
 from moetune.measure.strikes import Strikes
@@ -30,7 +30,7 @@ Row = dict[LayerPlan, Outcome]
 
 
 def open_isolated(
-    settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int], ahead: GpuProcess | None = None
+    settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int], ahead: Ahead | None = None
 ) -> IsolatedBackend:
     """Return the backend of a live sweep: kernels compile in a pool of processes, and run in one of their own.
 
@@ -40,12 +40,13 @@ def open_isolated(
         settings: what the trials are made from.
         device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
         tokens: the sweep's token counts in the order of their turns.
-        ahead: a GPU process that was started already.
+        ahead: processes that were started already.
     """
     from moetune.measure.kernel_compiles import KernelCompiles
 
-    compiles = KernelCompiles(settings.shape, tokens=tokens)
-    return IsolatedBackend(settings, compiles, factory=CUDA_TRIALS, given=HeadStart(device=device, process=ahead))
+    process, pool = (None, None) if ahead is None else (ahead.gpu, ahead.pool)
+    compiles = KernelCompiles(settings.shape, tokens=tokens, pool=pool)
+    return IsolatedBackend(settings, compiles, factory=CUDA_TRIALS, given=HeadStart(device=device, process=process))
 
 
 class IsolatedBackend:

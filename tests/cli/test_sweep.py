@@ -182,7 +182,7 @@ def test_ctrl_c_in_a_sweep_exits_with_130(monkeypatch, capsys):
 AHEAD = """
 import sys
 from moetune.cli import main
-from moetune.measure import gpu_start
+from moetune.measure import ahead
 
 class Process:
     def close(self):
@@ -192,12 +192,12 @@ def started():
     print([name for name in ("moetune.tuning", "moetune.engine.session", "numpy", "rich") if name in sys.modules])
     return Process()
 
-gpu_start._started, gpu_start.may_have_gpu = started, lambda: True
+ahead._started, ahead.may_have_gpu = started, lambda: True
 sys.exit(main.run("sweep --hidden 512 --inter 256 --experts 8 --top-k 2 --tokens 1".split()))
 """
 
 
-def test_the_gpu_process_is_started_before_the_tuner_is_loaded_and_ended_where_nothing_needs_it(tmp_path):
+def test_processes_are_started_before_the_tuner_is_loaded_and_ended_where_nothing_needs_them(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-c", AHEAD], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False

@@ -13,8 +13,11 @@ import pytest
 from planted_gpu import DEVICE, TARGETS, Deed
 
 from moetune.errors import RunError
-from moetune.measure import gpu_process, gpu_start, gpu_worker
+from moetune.measure import ahead as ahead_module
+from moetune.measure import gpu_process, gpu_worker, kernel_compiles
+from moetune.measure import isolated as gpu_isolated
 from moetune.measure.gpu_device import TorchBuild
+from moetune.measure.gpu_messages import GpuSettings
 from moetune.outcome import Failed, Measured
 
 FACTORY = "import_witness:open_planted"
@@ -174,40 +177,65 @@ def test_no_garbage_is_looked_for_in_what_an_import_makes(tmp_path, monkeypatch,
 @pytest.fixture
 def ahead(monkeypatch):
     """Let this machine have a GPU, as far as its files tell."""
-    monkeypatch.setattr(gpu_start, "may_have_gpu", lambda: True)
-    monkeypatch.setattr(gpu_start, "PRELOAD", FACTORY.partition(":")[0])
+    monkeypatch.setattr(ahead_module, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(ahead_module, "PRELOAD", FACTORY.partition(":")[0])
 
 
 def test_a_process_that_was_started_ahead_is_the_first_one(isolated, diary, imports, ahead):
-    with gpu_start.gpu_process_ahead() as process:
-        assert imports(1) == [process.pid]
-        backend = isolated(factory=FACTORY, ahead=process)
+    with ahead_module.processes_ahead() as processes:
+        assert imports(1) == [processes.gpu.pid]
+        backend = isolated(factory=FACTORY, ahead=processes.gpu)
         assert backend.open(64) is None
-        assert [line["pid"] for line in diary("start")] == [process.pid]
+        assert [line["pid"] for line in diary("start")] == [processes.gpu.pid]
         backend.close()
     assert len(imports(1)) == 1
 
 
+def test_a_live_backend_takes_both_and_ends_both(ahead, imports):
+    with ahead_module.processes_ahead() as processes:
+        settings = GpuSettings(shape=planted_gpu.SHAPE)
+        backend = gpu_isolated.open_isolated(settings, DEVICE, (1,), processes)
+        assert (backend._gpu.pid, backend._compiles._pool) == (processes.gpu.pid, processes.pool)
+        backend.close()
+        assert gone(processes.gpu.pid)
+        assert processes.pool._process.poll() is not None
+
+
 def test_one_that_died_meanwhile_is_replaced(isolated, diary, imports, ahead):
-    with gpu_start.gpu_process_ahead() as process:
+    with ahead_module.processes_ahead() as processes:
         imports(1)
-        process.kill()
-        backend = isolated(factory=FACTORY, ahead=process)
+        processes.gpu.kill()
+        backend = isolated(factory=FACTORY, ahead=processes.gpu)
         assert backend.open(64) is None
     assert len(imports(2)) == len(diary("start")) + 1 == 2
 
 
-def test_it_ends_with_the_block_however_that_ends(imports, ahead):
-    block = gpu_start.gpu_process_ahead()
-    process = block.__enter__()
-    assert imports(1) == [process.pid]
+def test_they_end_with_the_block_however_that_ends(imports, ahead):
+    block = ahead_module.processes_ahead()
+    processes = block.__enter__()
+    assert imports(1) == [processes.gpu.pid]
+    assert processes.pool._process.poll() is None
     assert not block.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert gone(process.pid)
+    assert gone(processes.gpu.pid)
+    assert processes.pool._process.poll() is not None
+
+
+def test_where_the_second_cannot_be_started_the_first_is_ended(monkeypatch, imports, ahead):
+    def full(*_, **__):
+        raise OSError("no more processes")
+
+    started, start = [], ahead_module.GpuProcess
+    monkeypatch.setattr(ahead_module, "GpuProcess", lambda preload: started.append(start(preload)) or started[0])
+    monkeypatch.setattr(kernel_compiles, "CompilePool", full)
+    with ahead_module.processes_ahead() as processes:
+        assert processes is None
+    assert started
+    assert all(gone(process.pid) for process in started)
 
 
 def test_where_none_can_be_started_there_is_none(monkeypatch, ahead):
     monkeypatch.setattr(gpu_process.sys, "executable", "/no/such/python")
-    with gpu_start.gpu_process_ahead() as process:
+    with ahead_module.processes_ahead() as process:
         assert process is None
 
 
@@ -231,14 +259,14 @@ def test_it_is_started_where_torch_and_the_driver_are_for_a_gpu(monkeypatch, vis
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(gpu_start, "torch_build", lambda: build)
-    monkeypatch.setattr(gpu_start.ctypes, "CDLL", driver)
-    assert gpu_start.may_have_gpu() is may
+    monkeypatch.setattr(ahead_module, "torch_build", lambda: build)
+    monkeypatch.setattr(ahead_module.ctypes, "CDLL", driver)
+    assert ahead_module.may_have_gpu() is may
     if not may:
-        with gpu_start.gpu_process_ahead() as process:
+        with ahead_module.processes_ahead() as process:
             assert process is None
 
 
 def test_a_torch_that_does_not_say_what_it_is_for_starts_none(monkeypatch):
-    monkeypatch.setattr(gpu_start, "torch_build", lambda: missing("version.py"))
-    assert not gpu_start.may_have_gpu()
+    monkeypatch.setattr(ahead_module, "torch_build", lambda: missing("version.py"))
+    assert not ahead_module.may_have_gpu()
