@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -184,6 +185,7 @@ def run_sweep(**request: Any) -> None:
         from moetune.cli.sweep_display import sweep_display
         from moetune.tuning import SweepRequest, sweep
 
+        gc.freeze()  # what was imported stays: no look for garbage goes through it while the GPU waits
         with sweep_display() as on_event:
             result = sweep(SweepRequest(**request), on_event, ahead)
     out.show(tuned_table(result.table.entries))
