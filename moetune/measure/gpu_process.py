@@ -154,9 +154,8 @@ class GpuProcess:
         finally:
             if left and not self._ended:
                 self._stopped_number, self._unread = ask.number, left
-                with contextlib.suppress(
-                    BlockingIOError, BrokenPipeError
-                ):  # a broken process is found by who asks next
+                # A broken process is found by who asks next.
+                with contextlib.suppress(BlockingIOError, BrokenPipeError):
                     os.write(self._questions, packed(Stop(ask.number)))
 
     def settle(self, limit_s: float) -> None:
