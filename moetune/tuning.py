@@ -22,6 +22,7 @@ from moetune.engine.request import SweepRequest, SweepResult
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels, order
 from moetune.engine.session import Job, Ports, Session, SessionResult
 from moetune.errors import MissingError, TableError, UsageError
+from moetune.measure.ahead import Ahead
 from moetune.measure.card import troubles, why_refused
 from moetune.measure.gpu_choice import HeldGpus, held_gpus
 from moetune.measure.gpu_device import driver_device
@@ -101,8 +102,13 @@ class _Told:
         self.on_event(Warned(text))
 
 
-def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult:
+def sweep(request: SweepRequest, on_event: Emit = lambda _: None, ahead: Ahead | None = None) -> SweepResult:
     """Tune a layer on the GPU, or replay its recording where there is none, and write the table.
+
+    Args:
+        request: what to tune and how.
+        on_event: told of everything.
+        ahead: processes that import already.
 
     Raises:
         UsageError: the request makes no sense.
@@ -113,8 +119,12 @@ def sweep(request: SweepRequest, on_event: Emit = lambda _: None) -> SweepResult
     budget = Budget(None if request.budget_s is None else (1.0 - CLOSING_SHARE) * request.budget_s)
     request = _checked(request)
     if not _gpu_is_there():
+        if ahead is not None:
+            ahead.close()
         return _run_closing(_replay_bed(request), request, budget, on_event)
-    with closing(_gpu_backend(request)) as backend:  # its processes import for seconds, so they begin with that first
+    with closing(
+        _gpu_backend(request, ahead)
+    ) as backend:  # its processes import for seconds, so they begin with that first
         first = gpu_of(request.device_index)
         with held_gpus(first, request.beside, lock_dirs, _Told(on_event)) as held, ExitStack() as stack:
             budget.total_s += held.waited_s  # what another sweep took is no part of this one's budget
@@ -297,7 +307,7 @@ def _known(store: Store, bed: Bed, request: SweepRequest) -> dict[Key, Trial]:
 # The two backends
 
 
-def _gpu_backend(request: SweepRequest) -> IsolatedBackend:
+def _gpu_backend(request: SweepRequest, ahead: Ahead | None = None) -> IsolatedBackend:
     """Start the processes of a live sweep; they touch no GPU yet. A request that cannot be served starts none."""
     device = driver_device(request.device_index)
     if device is not None:
@@ -306,7 +316,7 @@ def _gpu_backend(request: SweepRequest) -> IsolatedBackend:
         shape=request.shape, device_index=request.device_index, seed=request.seed, routing=request.routing
     )
     between = [count for _, count, _ in gaps(dict.fromkeys(request.tokens))] if request.between else []
-    return open_isolated(settings, device, [*order(request.tokens), *between])
+    return open_isolated(settings, device, [*order(request.tokens), *between], ahead)
 
 
 def _gpu_bed(backend: IsolatedBackend, request: SweepRequest) -> Bed:

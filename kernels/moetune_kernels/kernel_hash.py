@@ -18,10 +18,10 @@ def kernel_files(plans: Iterable[LayerPlan]) -> tuple[Path, ...]:
     """Return the files that hold the kernels of ``plans`` and the device functions that those import, sorted."""
     wanted: set[Path] = set()
     for plan in plans:
-        for op in ("route", "permute", "combine"):
-            wanted.update(_op_files(op))
         wanted.add(_PACKAGE_DIR / "gate_up" / f"{plan.gate_up.structure.value}.py")
         wanted.add(_PACKAGE_DIR / "down" / f"{plan.down.structure.value}.py")
+    if wanted:  # the small kernels are every plan's
+        wanted.update(path for op in ("route", "permute", "combine") for path in _op_files(op))
     pending = [path for path in wanted if path.is_file()]
     found: set[Path] = set()
     while pending:

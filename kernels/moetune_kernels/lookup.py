@@ -111,10 +111,10 @@ def find_table(shape: MoEShape, device: AnyDevice = None) -> tuple[TunedTable, s
     return (held[0].table, held[0].path) if held else None
 
 
-def table_in(folder: Path, shape: MoEShape, device: DeviceInfo) -> tuple[TunedTable, str] | None:
-    """Return what the lookup would serve if ``folder`` came first and unmeasured tables counted; None for a miss."""
+def path_in(folder: Path, shape: MoEShape, device: DeviceInfo) -> Path | None:
+    """Return whose table the lookup would serve if ``folder`` came first and unmeasured tables counted; None for a miss."""
     found = next(_matching(shape, device, folder), None)
-    return None if found is None else (read_table(found.path), str(found.path))
+    return None if found is None else found.path
 
 
 def reload() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,12 +178,16 @@ def sweep(
 
 def run_sweep(**request: Any) -> None:
     """Run the sweep that ``request`` describes (the fields of SweepRequest), shown live, and print what it found."""
-    from moetune.cli.results import legend, tuned_table
-    from moetune.cli.sweep_display import sweep_display
-    from moetune.tuning import SweepRequest, sweep
+    from moetune.measure.ahead import processes_ahead
 
-    with sweep_display() as on_event:
-        result = sweep(SweepRequest(**request), on_event)
+    with processes_ahead() as ahead:  # they import for seconds, so they begin before this process loads the rest
+        from moetune.cli.results import legend, tuned_table
+        from moetune.cli.sweep_display import sweep_display
+        from moetune.tuning import SweepRequest, sweep
+
+        gc.freeze()  # what was imported stays: no look for garbage goes through it while the GPU waits
+        with sweep_display() as on_event:
+            result = sweep(SweepRequest(**request), on_event, ahead)
     out.show(tuned_table(result.table.entries))
     out.result(legend(result.backend))
     for line in closing_lines(result):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol
 
-from moetune.outcome import Compiled, Failed, Figure, Outcome
+from moetune.outcome import Compiled, Failed, Figure, Measured, Outcome
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
@@ -31,6 +32,97 @@ class LayerFigures:
     flops_per_byte: Figure
     bandwidth_gbps: Figure
     issue_efficiency: Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryTerms:
+    """Which kernels that enter a race get samples after their first launch, and how many.
+
+    Args:
+        slow_ratio: times the fastest first launch so far; one that took longer gets none.
+        samples: of a kernel whose first launch took less than ``long_us``.
+        long_samples: of any other.
+        long_us: microseconds.
+        best_us: the fastest first launch so far.
+    """
+
+    slow_ratio: float
+    samples: int
+    long_samples: int
+    long_us: float
+    best_us: float = inf
+
+    def after(self, first_us: float) -> EntryTerms:
+        """Return the terms for whoever comes next."""
+        return replace(self, best_us=first_us) if first_us < self.best_us else self
+
+    def samples_after(self, first_us: float) -> int:
+        """Return how many samples follow a first launch of so many microseconds; 0 where it is hopeless."""
+        if first_us > self.slow_ratio * self.best_us:
+            return 0
+        return self.long_samples if first_us >= self.long_us else self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """How a kernel entered a race.
+
+    ``first_us`` is None where the first launch failed, and ``outcome`` says how; else that is how its samples ended, None
+    where it got none.
+    """
+
+    first_us: float | None
+    outcome: Outcome | None
+
+
+class KernelByKernel(Protocol):
+    """What a backend can do with several kernels, made of what it can do with one."""
+
+    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
+        """Time the very first launch after loading: the race's entry ticket."""
+        ...
+
+    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
+        """Time one kernel with a cold L2, ``samples`` launches after one warm-up launch."""
+        ...
+
+    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare with the float32 reference; None when it matches."""
+        ...
+
+    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
+        """Compare again, right after ``time_kernel`` of the same kernel: what its timed launches left, then bursts."""
+        ...
+
+    def enter_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], terms: EntryTerms) -> Generator[Entered]:
+        """Let kernels into a race one after the other."""
+        for config in configs:
+            first_us = self.first_launch_us(role, config)
+            if isinstance(first_us, Failed):
+                yield Entered(None, first_us)
+                continue
+            samples = terms.samples_after(first_us)
+            terms = terms.after(first_us)
+            yield Entered(first_us, self.time_kernel(role, config, samples) if samples else None)
+
+    def verify_kernels(self, role: Role, configs: Sequence[MoEKernelConfig]) -> Generator[Failed | None]:
+        """Compare each with the float32 reference."""
+        for config in configs:
+            yield self.verify_kernel(role, config)
+
+    def time_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], samples: int) -> Generator[Outcome]:
+        """Time each."""
+        for config in configs:
+            yield self.time_kernel(role, config, samples)
+
+    def time_and_recheck_kernels(
+        self, role: Role, configs: Sequence[MoEKernelConfig], samples: int
+    ) -> Generator[Outcome]:
+        """Time each, and compare it again right after."""
+        for config in configs:
+            outcome = self.time_kernel(role, config, samples)
+            wrong = self.recheck_kernel(role, config) if isinstance(outcome, Measured) else None
+            yield wrong or outcome
 
 
 class Backend(Protocol):
@@ -91,23 +183,29 @@ class Backend(Protocol):
         """Return the physical bound of the open token count: the larger of bytes and FLOPs over the ceilings."""
         ...
 
-    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
-        """Time one kernel with a cold L2, ``samples`` launches after one warm-up launch."""
+    def enter_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], terms: EntryTerms) -> Generator[Entered]:
+        """Let kernels into a race one after the other: load it, time its very first launch, and a few more where it may win.
+
+        As all that follow: yields an end for each config in their order. The next kernel may be under way when an end is
+        taken; who closes the generator before the last one wants no more of them.
+        """
         ...
 
-    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
-        """Time the very first launch after loading: the race's entry ticket."""
-        ...
-
-    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare with the float32 reference on fresh inputs and NaN-poisoned outputs; None when it matches.
+    def verify_kernels(self, role: Role, configs: Sequence[MoEKernelConfig]) -> Generator[Failed | None]:
+        """Compare each with the float32 reference on fresh inputs and NaN-poisoned outputs; None when it matches.
 
         The timing inputs, another seed, and once per kernel the odd routings that random rows do not pose.
         """
         ...
 
-    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare again, right after ``time_kernel`` of the same kernel: what its timed launches left, then bursts."""
+    def time_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], samples: int) -> Generator[Outcome]:
+        """Time each with a cold L2, ``samples`` launches after one warm-up launch."""
+        ...
+
+    def time_and_recheck_kernels(
+        self, role: Role, configs: Sequence[MoEKernelConfig], samples: int
+    ) -> Generator[Outcome]:
+        """Time each, then compare what its timed launches left, and bursts of it; one that is wrong has no time."""
         ...
 
     def time_routing(self, block_m: int) -> Outcome:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from moetune.engine.backend import WAIT_S, Backend, Kernel
+from moetune.engine.backend import WAIT_S, Backend, Entered, Kernel
 from moetune.engine.budget import Deadline
 from moetune.engine.events import CompileProgress, Emit, TrialEnded
 from moetune.engine.gate import Gate
@@ -24,6 +25,7 @@ ROLE_OF = {subject: role for role, subject in SUBJECT_OF.items()}
 
 Choice = MoEKernelConfig | LayerPlan | int
 Key = tuple[Subject, int, Choice]
+TimeKernels = Callable[[Role, Sequence[MoEKernelConfig], int], Generator[Outcome]]
 
 
 class Journal(Protocol):
@@ -186,8 +188,20 @@ class Bench:
         self.end(self._screening(role, EVERY_COUNT, config, failed, compiled))
         return False
 
-    def enter(self, role: Role, tokens: int, config: MoEKernelConfig, gate: Gate) -> Outcome:
-        """Let one config into the race: its first launch, then a few samples unless that was hopeless."""
+    def enter(self, role: Role, tokens: int, configs: Sequence[MoEKernelConfig], gate: Gate) -> Generator[Outcome]:
+        """Let configs into the race: the first launch of each, then a few samples unless that was hopeless.
+
+        As all that follow: yields an outcome for each in their order, and the next is timed from then on; close it where no
+        more are wanted.
+        """
+        settled = {config: end for config in configs if (end := self._settled(role, tokens, config)) is not None}
+        asked = [config for config in configs if config not in settled]
+        with closing(self.backend.enter_kernels(role, asked, gate.terms)) as ends:
+            for config in configs:
+                yield settled[config] if config in settled else self._enter(role, tokens, config, gate, next(ends))
+
+    def _settled(self, role: Role, tokens: int, config: MoEKernelConfig) -> Outcome | None:
+        """Return how a config ended that is not launched, or not again."""
         outside = self.why_outside(role, config) if (role, config) in self.compiled else None
         if outside is not None:
             return Failed(FailureKind.RESOURCES, outside)
@@ -196,28 +210,32 @@ class Bench:
             return known.outcome
         if (role, config) not in self.compiled:
             return Failed(FailureKind.COMPILE, "was not compiled before the budget ended")
+        return None
+
+    def _enter(self, role: Role, tokens: int, config: MoEKernelConfig, gate: Gate, entered: Entered) -> Outcome:
         self.loaded.add((role, config))
-        first_us = self.backend.first_launch_us(role, config)
-        if isinstance(first_us, Failed):
-            return self.end(self._screening(role, tokens, config, first_us))
-        slow = gate.refuse(config, first_us)
-        if slow is not None:
-            return self.end(self._screening(role, tokens, config, slow))
-        return self.sample(role, tokens, config, gate.samples(first_us))
+        slow = None if entered.first_us is None else gate.refuse(config, entered.first_us)
+        outcome = slow or entered.outcome
+        assert outcome is not None, "a kernel that is not slow has samples"
+        return self.end(self._screening(role, tokens, config, outcome))
 
-    def sample(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome:
-        """Time one kernel with at least ``samples`` samples, unless it already was."""
-        known = self._sampled(role, tokens, config, samples)
-        return known or self._end_sampled(role, tokens, config, self.backend.time_kernel(role, config, samples))
+    def sample(self, role: Role, tokens: int, configs: Sequence[MoEKernelConfig], samples: int) -> Generator[Outcome]:
+        """Time each kernel with at least ``samples`` samples, unless it already was."""
+        return self._sample(role, tokens, configs, samples, self.backend.time_kernels)
 
-    def sample_and_recheck(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome:
-        """Do the same for a kernel that may win, and compare it again after its launches; a wrong one has no time."""
-        known = self._sampled(role, tokens, config, samples)
-        if known is not None:
-            return known
-        outcome = self.backend.time_kernel(role, config, samples)
-        wrong = self.backend.recheck_kernel(role, config) if isinstance(outcome, Measured) else None
-        return self._end_sampled(role, tokens, config, wrong or outcome)
+    def sample_and_recheck(
+        self, role: Role, tokens: int, configs: Sequence[MoEKernelConfig], samples: int
+    ) -> Generator[Outcome]:
+        """Do the same for kernels that may win, and compare each again after its launches; a wrong one has no time."""
+        return self._sample(role, tokens, configs, samples, self.backend.time_and_recheck_kernels)
+
+    def _sample(
+        self, role: Role, tokens: int, configs: Sequence[MoEKernelConfig], samples: int, time: TimeKernels
+    ) -> Generator[Outcome]:
+        known = {config: end for config in configs if (end := self._sampled(role, tokens, config, samples)) is not None}
+        with closing(time(role, [config for config in configs if config not in known], samples)) as ends:
+            for config in configs:
+                yield known[config] if config in known else self._end_sampled(role, tokens, config, next(ends))
 
     def _sampled(self, role: Role, tokens: int, config: MoEKernelConfig, samples: int) -> Outcome | None:
         """Return the outcome of a kernel that failed or has so many samples; those of a last heat were rechecked."""
@@ -230,16 +248,16 @@ class Bench:
         verified = known is not None and known.verified and isinstance(outcome, Measured)
         return self.end(replace(self._screening(role, tokens, config, outcome), verified=verified))
 
-    def verify(self, role: Role, tokens: int, config: MoEKernelConfig) -> bool:
-        """Compare one kernel with the reference, once per token count; a wrong one's trial becomes a failure."""
-        known = self.known(role, tokens, config)
-        if known is None or isinstance(known.outcome, Failed):
-            return False
-        if known.verified:
-            return True
-        wrong = self.backend.verify_kernel(role, config)
-        self.end(replace(known, outcome=wrong or known.outcome, verified=wrong is None))
-        return wrong is None
+    def verify(self, role: Role, tokens: int, configs: Sequence[MoEKernelConfig]) -> list[bool]:
+        """Compare kernels with the reference, each once per token count; a wrong one's trial becomes a failure."""
+        known = {config: self.known(role, tokens, config) for config in configs}
+        timed = {config: trial for config, trial in known.items() if trial and isinstance(trial.outcome, Measured)}
+        asked = {config: trial for config, trial in timed.items() if not trial.verified}
+        with closing(self.backend.verify_kernels(role, list(asked))) as verdicts:
+            for (config, trial), wrong in zip(asked.items(), verdicts, strict=True):
+                timed[config] = replace(trial, outcome=wrong or trial.outcome, verified=wrong is None)
+                self.end(timed[config])
+        return [config in timed and timed[config].verified for config in configs]
 
     def known(self, role: Role, tokens: int, config: MoEKernelConfig) -> Trial | None:
         """Return the latest screening of a config at one token count."""

@@ -8,6 +8,7 @@ read here before such a call may be older than what is true after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from moetune.engine.bench import Bench
 from moetune.engine.budget import Allowance, Budget, Deadline
 from moetune.engine.compose import block_ms, compose
 from moetune.engine.decide import distrusted
+from moetune.engine.entrance import Entrance, by_turns
 from moetune.engine.entries import entry_of, with_ranges, with_switch
 from moetune.engine.events import GapProbed, TableWritten, TokenDone, TokenFailed, TokenRefused, Warned
 from moetune.engine.finals import Finals, Verdict
@@ -105,10 +107,12 @@ class CountTuner:
         """
         found = self.findings
         self._open(tokens)  # a count that cannot be is opened once more in its turn, which says what is wrong
-        for role in Role:
-            race = found.surveyed[role, tokens] = Race(self.bench, role, tokens)
-            with found.pace.held(role, tokens) as quota:
-                race.survey(self._search(role, tokens, quota), deadline)
+        races = {role: Race(self.bench, role, tokens) for role in Role}
+        found.surveyed.update({(role, tokens): race for role, race in races.items()})
+        with ExitStack() as held:
+            quotas = {role: held.enter_context(found.pace.held(role, tokens)) for role in Role}
+            by_turns(races[role].surveying(self._search(role, tokens, quotas[role]), deadline) for role in Role)
+        for race in races.values():
             self._remember(race)
 
     def tune(self, tokens: int, waiting: Callable[[], Sequence[int]]) -> None:
@@ -197,10 +201,11 @@ class CountTuner:
     def _raced_plans(self, tokens: int, allowance: Allowance) -> tuple[list[LayerPlan], bool]:
         """Return the finalists of both races, and whether one of these was cut short."""
         races = {role: self._race(role, tokens) for role in Role}
-        for role, deadline in ((Role.GATE_UP, allowance.gate_up_deadline), (Role.DOWN, allowance.down_deadline)):
-            races[role].enter_late(deadline)
-            self._remember(races[role])
-            races[role].enter(self._search(role, tokens, self.findings.pace.rest(role, tokens)), deadline)
+        if allowance.share < 1.0:  # one after the other: gate-up, which comes first, must leave down its time
+            for role, deadline in ((Role.GATE_UP, allowance.gate_up_deadline), (Role.DOWN, allowance.down_deadline)):
+                by_turns([self._entering(races[role], deadline)])
+        else:
+            by_turns([self._entering(race, allowance.down_deadline) for race in races.values()])
         finish(list(races.values()), allowance.down_deadline)
         for race in races.values():
             self._remember(race)
@@ -215,6 +220,13 @@ class CountTuner:
         if cut:
             self.findings.cut_short(f"{tokens} tokens: the budget cut the race of {' and '.join(cut)} short")
         return [composed.plan for composed in compose(gate_up, down, routing_us)], bool(cut)
+
+    def _entering(self, race: Race, deadline: Deadline) -> Entrance:
+        """Time what the survey left, and return the entry of all that a search asks for besides."""
+        race.enter_late(deadline)
+        self._remember(race)
+        quota = self.findings.pace.rest(race.role, race.tokens)
+        return race.entering(self._search(race.role, race.tokens, quota), deadline)
 
     def _race(self, role: Role, tokens: int) -> Race:
         """Return the race that a survey began, whichever worker that was, or a new one."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
+from moetune.engine.backend import EntryTerms
 from moetune.outcome import Failed, FailureKind
 from moetune_kernels.config import MoEKernelConfig
 
@@ -13,24 +14,25 @@ SLOW_RATIO = 2.5  # a first launch this many times the best one gets no second
 
 @dataclass
 class Gate:
-    """The race's entry: remembers the fastest first launch, and how many samples follow one of so many microseconds."""
+    """The race's entry: its terms, and whose first launch is the fastest."""
 
-    samples: Callable[[float], int]
-    best_us: float = float("inf")
+    terms: EntryTerms
     holder: MoEKernelConfig | None = None
 
     def open_again(self) -> None:
         """Forget the pace, because the config that set it computes the wrong thing."""
-        self.best_us, self.holder = float("inf"), None
+        self.terms, self.holder = replace(self.terms, best_us=inf), None
 
     def refuse(self, config: MoEKernelConfig, first_us: float) -> Failed | None:
         """Return a failure when a first launch is hopeless against the best so far."""
-        best_us = self.best_us
-        if first_us < best_us:
-            self.best_us, self.holder = first_us, config
-        if first_us <= SLOW_RATIO * best_us:
+        terms = self.terms
+        self.terms = terms.after(first_us)
+        if first_us < terms.best_us:
+            self.holder = config
+        if terms.samples_after(first_us):
             return None
         return Failed(
             FailureKind.SLOW,
-            f"its first launch took {first_us:.1f} us, over {SLOW_RATIO} times the best so far ({best_us:.1f} us)",
+            f"its first launch took {first_us:.1f} us, over {terms.slow_ratio} times the best so far "
+            f"({terms.best_us:.1f} us)",
         )

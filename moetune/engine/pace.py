@@ -14,11 +14,12 @@ from moetune.engine.costs import Costs, Entrants
 from moetune.engine.schedule import TRIALS, Quota, carried_over, quotas
 from moetune.space import Space, sensible_block_ms
 from moetune.space.load import ExpertLoad
-from moetune_kernels.config import Role
+from moetune_kernels.config import MoEKernelConfig, Role
 
 COUNTERS_SHARE = 0.2  # of the budget: hardware counters that would take more are left out
 COUNTERS_CAUTION = 1.15
 SURVEY_SHARE = 0.5  # of what is left: when a survey that takes far longer than foreseen ends
+AtHand = Mapping[Role, Sequence[MoEKernelConfig]]
 FEWEST_TRIALS = 6  # of a race after a survey: what won at other counts since
 
 
@@ -79,8 +80,8 @@ class Pace:
 
         The others are those that no worker has in hand: all workers share them.
         """
-        loading = set(loaded)
-        costs = [self._cost(tokens, loading) for tokens in counts_left]
+        loading, at_hand = set(loaded), self._at_hand()
+        costs = [self._cost(tokens, loading, at_hand) for tokens in counts_left]
         return self.budget.allow(costs, self.counters_reserve_s, self.workers())
 
     def learn(self, allowance: Allowance, seen_s: float, was_cut: bool) -> None:  # noqa: FBT001  # of the count, no mode
@@ -115,8 +116,8 @@ class Pace:
 
         It takes trials from the races that follow; what it adds is opening the counts once more.
         """
-        loaded = set(self.bench.loaded)
-        costs = {tokens: self._cost(tokens, loaded) for tokens in self.tokens}
+        loaded, at_hand = set(self.bench.loaded), self._at_hand()
+        costs = {tokens: self._cost(tokens, loaded, at_hand) for tokens in self.tokens}
         later_s = wall_s([cost.opening_s + cost.total_s for cost in costs.values()], self.workers())
         extra_s = wall_s([costs[tokens].opening_s for tokens in counts], self.workers())
         left_s = self.budget.remaining_s - self.counters_reserve_s - CLOSING_S
@@ -127,16 +128,19 @@ class Pace:
     def _requested(self) -> Counter[Role]:
         return Counter(role for role, _ in self.bench.requested)
 
-    def _cost(self, tokens: int, loaded: set[Kernel]) -> CountCost:
-        return self.costs.of_count(tokens, self._entrants(tokens, loaded))
+    def _at_hand(self) -> AtHand:
+        return {role: self.bench.at_hand(role) for role in Role}
 
-    def _entrants(self, tokens: int, loaded: set[Kernel]) -> dict[Role, Entrants]:
+    def _cost(self, tokens: int, loaded: set[Kernel], at_hand: AtHand) -> CountCost:
+        return self.costs.of_count(tokens, self._entrants(tokens, loaded, at_hand))
+
+    def _entrants(self, tokens: int, loaded: set[Kernel], at_hand: AtHand) -> dict[Role, Entrants]:
         """Count the kernels to time at ``tokens``, and add those to ``loaded`` that will be loaded there."""
         found: dict[Role, Entrants] = {}
         for role in Role:
             pool = [
                 config
-                for config in self.bench.at_hand(role)
+                for config in at_hand[role]
                 if config.block_m in self._sensible[tokens] and self.bench.known(role, tokens, config) is None
             ]
             count = min(self.rest(role, tokens).trials, len(pool))

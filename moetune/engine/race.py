@@ -1,23 +1,25 @@
 """The race of one GEMM's configs at one token count: few samples for all, many for the best, wrong ones out.
 
-It has two parts, so that one can be left for later: :meth:`Race.survey` and :meth:`Race.enter` give every config that a
+It has two parts, so that one can be left for later: the entry (:mod:`moetune.engine.entrance`) gives every config that a
 search asks for a few samples; :func:`finish` verifies the best and times them often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
 
+from moetune.engine.backend import EntryTerms
 from moetune.engine.bench import Bench, time_of
 from moetune.engine.budget import Deadline
-from moetune.engine.gate import Gate
-from moetune.outcome import Failed, FailureKind, Measured
+from moetune.engine.entrance import Entrance
+from moetune.engine.gate import SLOW_RATIO, Gate
+from moetune.outcome import Failed, FailureKind, Measured, Outcome
 from moetune.strategies.base import Strategy
 from moetune_kernels.config import MoEKernelConfig, Role
 
-BATCH = 24  # configs asked for at once, at most
 SAFE_ENTRANTS = 6  # configs that race even when the deadline has passed, so that there is something to pick
 # A tile height whose best kernels together are this far behind those of another one is no good for the layer.
 HEIGHT_RATIO = 1.08
@@ -46,6 +48,7 @@ SHORT = Pattern(3, (Heat(samples=9, within=1.06, per_block_m=6), Heat(samples=25
 # A kernel of milliseconds reads the same within 1% each time, and at 64 experts of 4096x14336 one sample is 2 to 15 ms.
 LONG = Pattern(1, (Heat(samples=5, within=1.08, per_block_m=6), Heat(samples=15, within=1.03, per_block_m=4)))
 LONG_US = 1500.0
+TERMS = EntryTerms(slow_ratio=SLOW_RATIO, samples=SHORT.entry_samples, long_samples=LONG.entry_samples, long_us=LONG_US)
 
 
 def pattern_of(kernel_us: float) -> Pattern:
@@ -99,62 +102,62 @@ class Race:
     _late: dict[MoEKernelConfig, None] = field(default_factory=dict[MoEKernelConfig, None])
 
     def __post_init__(self) -> None:
-        self._gate = Gate(lambda first_us: pattern_of(first_us).entry_samples)
+        self._gate = Gate(TERMS)
         # Those that an earlier race at this token count left are in.
         ended = self.bench.ended(self.role, self.tokens).items()
         self._entrants.update({config: None for config, end in ended if time_of(end) < inf})
 
     # part one
 
-    def survey(self, strategy: Strategy, deadline: Deadline) -> None:
-        """Time what the search asks for; what is compiled for it alone is left for :meth:`enter_late`."""
-        self._enter(strategy, deadline, self._is_late)
+    def surveying(self, strategy: Strategy, deadline: Deadline) -> Entrance:
+        """Return the entry where what is compiled for it alone is left for :meth:`enter_late`."""
+        return Entrance(self, strategy, deadline, self._is_under_way)
 
-    def enter(self, strategy: Strategy, deadline: Deadline) -> None:
-        """Time what the search asks for, and wait where the compiler has it still."""
-        self._enter(strategy, deadline, lambda _: False)
-
-    def _enter(self, strategy: Strategy, deadline: Deadline, is_left: Callable[[MoEKernelConfig], bool]) -> None:
-        while asked := strategy.ask(BATCH):
-            self.asked.update(dict.fromkeys(asked))
-            self.bench.request((self.role, config) for config in asked)
-            self._late.update(dict.fromkeys(config for config in asked if is_left(config)))
-            waiting = dict.fromkeys(config for config in asked if config not in self._late)
-            while waiting:
-                ready = self._ready(waiting, deadline)
-                for config in ready:
-                    if self._is_cut(len(self._entrants), deadline):
-                        return
-                    del waiting[config]
-                    strategy.tell(config, self._time(config))
-                if not ready:
-                    return
+    def entering(self, strategy: Strategy, deadline: Deadline) -> Entrance:
+        """Return the entry that waits for what the compiler has still."""
+        return Entrance(self, strategy, deadline)
 
     def enter_late(self, deadline: Deadline) -> None:
         """Time what was left, each as it comes from the compiler."""
         while self._late:
-            ready = self._ready(self._late, deadline)
-            for config in ready:
-                if self._is_cut(len(self._entrants), deadline):
-                    return
-                del self._late[config]
-                self._time(config)
-            if not ready:
+            ready = self.ready(self._late, deadline)
+            with closing(self.times(ready, deadline)) as ends:
+                for config, _ in ends:
+                    del self._late[config]
+            if not ready or any(config in self._late for config in ready):
                 return
 
-    def _is_late(self, config: MoEKernelConfig) -> bool:
+    def request(self, asked: Sequence[MoEKernelConfig], is_left: Callable[[MoEKernelConfig], bool]) -> None:
+        """Have what a search asked for compiled, and note what is left for later."""
+        self.bench.collect()  # what came from the compiler since is no reason to leave it
+        self.asked.update(dict.fromkeys(asked))
+        self.bench.request((self.role, config) for config in asked)
+        self._late.update(dict.fromkeys(config for config in asked if is_left(config)))
+
+    def is_late(self, config: MoEKernelConfig) -> bool:
+        """Whether a config was left for later."""
+        return config in self._late
+
+    def _is_under_way(self, config: MoEKernelConfig) -> bool:
         kernel = self.role, config
         return kernel in self.bench.under_way and kernel not in self.bench.promised
 
-    def _ready(self, configs: Collection[MoEKernelConfig], deadline: Deadline) -> list[MoEKernelConfig]:
+    def ready(self, configs: Collection[MoEKernelConfig], deadline: Deadline) -> list[MoEKernelConfig]:
         """Return those of ``configs`` that no compiler has any more, waiting for one; none when the deadline passed first."""
         if not self.bench.await_any([(self.role, config) for config in configs], deadline):
             self.was_cut = True
         return [config for config in configs if (self.role, config) not in self.bench.under_way]
 
-    def _time(self, config: MoEKernelConfig) -> Measured | Failed:
-        self._entrants[config] = None
-        return self.bench.enter(self.role, self.tokens, config, self._gate)
+    def times(
+        self, configs: Sequence[MoEKernelConfig], deadline: Deadline
+    ) -> Generator[tuple[MoEKernelConfig, Outcome]]:
+        """Let configs in and yield how each ended, until the deadline cuts the rest."""
+        with closing(self.bench.enter(self.role, self.tokens, configs, self._gate)) as ends:
+            for config in configs:
+                if self._is_cut(len(self._entrants), deadline):
+                    return
+                self._entrants[config] = None
+                yield config, next(ends)
 
     def _is_cut(self, place: int, deadline: Deadline) -> bool:
         """Whether the deadline cuts the entrant at ``place``; remembered, because the result is then a quick pick."""
@@ -179,24 +182,28 @@ class Race:
         A wrong one makes room for the next and sets no pace.
         """
         survivors = self._survivors(self._of(heights), self._heats(heights)[0])
-        verdicts = [self.bench.verify(self.role, self.tokens, config) for config in survivors]
+        verdicts = self.bench.verify(self.role, self.tokens, survivors)
         return not self._readmit() and all(verdicts)
 
     def run_heats(self, heights: Collection[int], deadline: Deadline) -> bool:
         """Run both heats; False when a finisher proved wrong after its launches, and those it kept out must be heard."""
         first, last = self._heats(heights)
         finishers = self._survivors(self._of(heights), first)
-        for place, config in enumerate(finishers):
-            if self._is_cut(place, deadline):
-                break
-            self.bench.sample(self.role, self.tokens, config, first.samples)
-        right = True
-        for place, config in enumerate(self._survivors(finishers, last)):
-            if self._is_cut(place, deadline):
-                break
-            self.bench.sample_and_recheck(self.role, self.tokens, config, last.samples)
-            right = right and self._outcome_kind(config) is not FailureKind.WRONG
-        return right
+        self._heat(finishers, deadline, self.bench.sample(self.role, self.tokens, finishers, first.samples))
+        last_ones = self._survivors(finishers, last)
+        ends = self.bench.sample_and_recheck(self.role, self.tokens, last_ones, last.samples)
+        outcomes = self._heat(last_ones, deadline, ends)
+        return not any(isinstance(end, Failed) and end.kind is FailureKind.WRONG for end in outcomes)
+
+    def _heat(self, configs: Sequence[MoEKernelConfig], deadline: Deadline, ends: Generator[Outcome]) -> list[Outcome]:
+        """Return how those of ``configs`` end that the deadline does not cut."""
+        found: list[Outcome] = []
+        with closing(ends):
+            for place, _ in enumerate(configs):
+                if self._is_cut(place, deadline):
+                    break
+                found.append(next(ends))
+        return found
 
     def standings(self) -> list[Standing]:
         """Return the verified ones: those timed most often first, and of those the fastest first.
@@ -219,7 +226,8 @@ class Race:
         self._gate.open_again()
         for config in refused:
             self.bench.forget(self.role, self.tokens, config)
-            self.bench.enter(self.role, self.tokens, config, self._gate)
+        for _ in self.bench.enter(self.role, self.tokens, refused, self._gate):
+            pass
         return bool(refused)
 
     def _of(self, heights: Collection[int]) -> list[MoEKernelConfig]:

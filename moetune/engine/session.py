@@ -111,6 +111,9 @@ class Session:
         """Have the candidates compiled, while the GPU tells its limits."""
         self._bench.request(self._first_kernels())
         self._bench.promised.update(self._bench.under_way)
+        if not self._is_recorded:
+            for space in self._spaces.values():  # every search needs these, and the GPU's process still imports
+                space.pool(self.job.tokens[0])
         ceilings = workers.ceilings()
         self.ports.journal.record_ceilings(ceilings.bytes_per_s, ceilings.flops)
         is_cut = (self._is_recorded or self.job.limits.any) and self._is_first_round_cut()

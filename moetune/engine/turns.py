@@ -6,10 +6,11 @@ So the engine needs no other lock, and nothing that it shares changes under its 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, Self, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from typing import ParamSpec, Self, TypeVar, cast
 
-from moetune.engine.backend import Backend, Ceilings, Kernel, LayerFigures
+from moetune.engine.backend import Backend, Ceilings, Entered, EntryTerms, Kernel, LayerFigures
 from moetune.errors import MoetuneError
 from moetune.outcome import Compiled, Failed, Outcome
 from moetune_kernels.config import MoEKernelConfig, Role
@@ -20,6 +21,7 @@ from moetune_kernels.shape import MoEShape
 LOOK_S = 0.02  # between two looks at the compilers, while a worker waits for a kernel and others have their turns
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
+_NO_MORE = object()
 
 
 class StoppedError(Exception):
@@ -150,21 +152,23 @@ class TurnTakingBackend:
         """Return the physical bound of the open token count."""
         return self._ask(self._gpu.bound_us)
 
-    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
-        """Time one kernel with a cold L2."""
-        return self._ask(self._gpu.time_kernel, role, config, samples)
+    def enter_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], terms: EntryTerms) -> Generator[Entered]:
+        """Let kernels into a race one after the other."""
+        return self._each(self._gpu.enter_kernels(role, configs, terms))
 
-    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
-        """Time the very first launch after loading."""
-        return self._ask(self._gpu.first_launch_us, role, config)
+    def verify_kernels(self, role: Role, configs: Sequence[MoEKernelConfig]) -> Generator[Failed | None]:
+        """Compare each with the float32 reference."""
+        return self._each(self._gpu.verify_kernels(role, configs))
 
-    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare with the float32 reference."""
-        return self._ask(self._gpu.verify_kernel, role, config)
+    def time_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], samples: int) -> Generator[Outcome]:
+        """Time each."""
+        return self._each(self._gpu.time_kernels(role, configs, samples))
 
-    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare what the timed launches left."""
-        return self._ask(self._gpu.recheck_kernel, role, config)
+    def time_and_recheck_kernels(
+        self, role: Role, configs: Sequence[MoEKernelConfig], samples: int
+    ) -> Generator[Outcome]:
+        """Time each, and compare it again right after."""
+        return self._each(self._gpu.time_and_recheck_kernels(role, configs, samples))
 
     def time_routing(self, block_m: int) -> Outcome:
         """Time route and permute."""
@@ -197,6 +201,12 @@ class TurnTakingBackend:
     def close(self) -> None:
         """Free what the GPU's run holds; a question that another thread has put ends with it."""
         self._gpu.close()
+
+    def _each(self, ends: Generator[Answer]) -> Generator[Answer]:
+        """Wait for each of several ends while others have the turn."""
+        with closing(ends):
+            while (one := self._ask(lambda: next(ends, _NO_MORE))) is not _NO_MORE:
+                yield cast("Answer", one)
 
     def _ask(self, method: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer:
         try:

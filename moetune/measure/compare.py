@@ -20,6 +20,9 @@ GEMM_SHARE = {WeightFormat.BF16: 0.5, WeightFormat.FP16: 0.2}
 # Of the limit, against an element's own size and the typical one of its row: 4 to 8 times what rounding does to any, and
 # one wrong element of a row of 14,336 moves that row's error by 0.8% only.
 ELEMENT_FACTOR = 10.0
+KEPT = (
+    1 << 22
+)  # elements of a reference up to which it is kept in 16 bits too: above, comparing takes longer than launching
 CHUNK = 1 << 28  # elements that are looked at at once: their copies stay under a GiB
 
 
@@ -46,22 +49,34 @@ class Reference:
         self._divisor = size.where(size > 0, torch.ones_like(size))  # a row that should be zero is judged by its size
         self._whole = size.norm().clamp_min(1e-30)
         self._typical = typical(want)
+        self._rounded: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def numbers(self, got: torch.Tensor, limit: float) -> torch.Tensor:
+    def numbers(self, got: torch.Tensor, limit: float, *more: torch.Tensor) -> torch.Tensor:
         """Return [3] on the device: what :func:`errors` and :func:`worst_element` find, NaN where ``got`` is not finite.
 
-        Largest relative error of a row, that of the whole, and by how much the worst element is off.
+        Largest relative error of a row, that of the whole, and by how much the worst element is off; then ``more``, single
+        numbers in float32, of which each is a launch less here than beside it.
         """
         if not len(self.want):
-            return torch.zeros(3, device=self.want.device)
+            return torch.stack([*torch.zeros(3, device=self.want.device), *more])
         difference = torch.sub(got, self.want).norm(dim=1)
         return torch.stack(
             [
                 (difference / self._divisor).amax(),
                 difference.norm() / self._whole,
-                worst_element(got, self.want, ELEMENT_FACTOR * limit, self._typical),
+                worst_element(got, self.want, ELEMENT_FACTOR * limit, self._typical, self._in_precision_of(got)),
+                *more,
             ]
         )
+
+    def _in_precision_of(self, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the reference as ``got`` would hold it and its size, kept from look to look where it is small."""
+        if self.want.numel() > KEPT:
+            return None
+        if self._rounded is None or self._rounded[0].dtype != got.dtype:
+            rounded = self.want.to(got.dtype, copy=True)
+            self._rounded = rounded, rounded.abs()
+        return self._rounded
 
 
 def is_match(numbers: Sequence[float], limit: float) -> bool:
@@ -95,12 +110,20 @@ def typical(want: torch.Tensor) -> torch.Tensor:
     return want.norm(dim=1) / want.shape[1] ** 0.5
 
 
-def worst_element(got: torch.Tensor, want: torch.Tensor, limit: float, of_rows: torch.Tensor) -> torch.Tensor:
+def worst_element(
+    got: torch.Tensor,
+    want: torch.Tensor,
+    limit: float,
+    of_rows: torch.Tensor,
+    rounded: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
     """Return by how much the worst element of [rows, columns] is off beyond what is allowed; not positive when none is.
 
     Allowed is ``limit`` times its own size and the root mean square of its row together, of which ``of_rows`` [rows] are
-    :func:`typical`.
+    :func:`typical`. ``rounded`` is what ``got``'s precision makes of ``want``, and its size, where somebody has them.
     """
+    if rounded is not None:
+        return _beyond(got, *rounded, limit).amax(dim=1).sub(of_rows, alpha=limit).amax()
     step = _step(want)
     found = [
         _excess(got[start : start + step], want[start : start + step], limit, of_rows[start : start + step])[0].amax()
@@ -130,5 +153,9 @@ def _excess(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return by how much each row's worst element is over, and what of each element its own size does not allow."""
     rounded = want.to(got.dtype, copy=True)  # 16 bits tell 3% apart, in half of the time
-    beyond = (got - rounded).abs_().sub_(rounded.abs_(), alpha=limit)
-    return beyond.amax(dim=1).float() - limit * of_rows, beyond
+    beyond = _beyond(got, rounded, rounded.abs(), limit)
+    return beyond.amax(dim=1).sub(of_rows, alpha=limit), beyond
+
+
+def _beyond(got: torch.Tensor, rounded: torch.Tensor, size: torch.Tensor, limit: float) -> torch.Tensor:
+    return (got - rounded).abs_().sub_(size, alpha=limit)

@@ -288,6 +288,7 @@ def _outcome(job: bytes) -> Any:
 
 def _warm_up(preload: tuple[str, ...]) -> None:
     """Do once what every child would do: imports, the hash of Triton itself, the hash of each kernel's source."""
+    gc.disable()  # it finds nothing in what imports make, and takes an eighth of their time
     import triton
 
     hashing = threading.Thread(target=_hash_triton)  # 0.3 s, most of them in the hash function, while torch is imported
@@ -302,6 +303,7 @@ def _warm_up(preload: tuple[str, ...]) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("triton.experimental.gluon")  # the first call of a kernel imports it
     gc.freeze()  # children share these pages as long as no collection writes to them
+    gc.enable()
 
 
 def _hash_triton() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
-from moetune.engine.backend import Ceilings, Kernel, LayerFigures
+from moetune.engine.backend import Ceilings, Kernel, KernelByKernel, LayerFigures
 from moetune.errors import MissingError, RunError
 from moetune.measure.calls import DTYPES
 from moetune.measure.card import CardState, card_state
@@ -55,7 +54,7 @@ Value = TypeVar("Value")
 Check = Callable[[Sequence[torch.Tensor]], Sequence[Failed | None]]
 
 
-class CudaTrials:
+class CudaTrials(KernelByKernel):
     """Times and verifies on one CUDA device in this process: all of a backend but compiling and counting.
 
     A trial may lose the device for good (an illegal access, a kernel that never ends): that trial comes back as failed,
@@ -79,11 +78,11 @@ class CudaTrials:
         self._shape, self._index, self._seed = shape, device_index, seed
         self._routing, self._router = routing, router_of(routing, shape, seed)
         self._device = torch.device("cuda", device_index)
-        with closing(Clocks.of_device(device_index)) as clocks:
-            self._card = card_state(clocks)  # before the next line puts a context of our own on the GPU
+        clocks = Clocks.of_device(device_index)
+        self._card = card_state(clocks)  # before the next line puts a context of our own on the GPU
         torch.cuda.set_device(self._device)
         torch.set_float32_matmul_precision("highest")  # the references are float32, never TF32
-        self._watch = ClockWatch(Clocks.of_device(device_index))
+        self._watch = ClockWatch(clocks)
         self._timer = Timer(self._device, self._info.l2_bytes)
         self._side_stream = torch.cuda.Stream(self._device)  # graphs cannot be captured on the default stream
         self._compiled: dict[tuple[Role, MoEKernelConfig], Compiled] = {}

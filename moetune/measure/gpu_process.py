@@ -12,16 +12,29 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
 from moetune.errors import RunError
 from moetune.measure.faults import dead, silent, torn
-from moetune.measure.gpu_messages import HANDSHAKE, Answer, Ask, Inbox, Ready, Refused, Start, TornMessageError, packed
+from moetune.measure.gpu_messages import (
+    HANDSHAKE,
+    Answer,
+    Ask,
+    Inbox,
+    Ready,
+    Refused,
+    Start,
+    Stop,
+    Stopped,
+    TornMessageError,
+    packed,
+)
 from moetune.outcome import Failed
 
 MODULE = "moetune.measure.gpu_worker"
-_TICK_S = 0.2  # how often a silent process is looked at: one that left a child behind closes no pipe
+_TICK_S = 0.2  # until a silent process is looked at: one that left a child behind closes no pipe
 _READ_BYTES = 1 << 16
 _EXIT_S = 2.0  # from a closed pipe to the exit code
 _KILL_S = 30.0  # a driver takes seconds to take back what a hung kernel holds
@@ -51,19 +64,24 @@ class GpuProcess:
         tokens: the token count that is open in it, None before the first.
         completed: whether it ever answered a question.
         told: how many compiled kernels it was told of.
+        knows_ceilings: whether it was told what the device reaches.
     """
 
     def __init__(self, preload: str) -> None:
         self.begun = self.is_ready = False
         self.tokens: int | None = None
         self.completed = False
-        self.told = 0
+        self.told, self.knows_ceilings = 0, False
+        self._stopped_number, self._unread = -1, 0  # of the last question of several answers that was broken off
         self._ending = threading.Lock()
         self._inbox = Inbox()
         self._log = _log_file()
         theirs_in, self._questions = os.pipe()
         self._answers, theirs_out = os.pipe()
         os.set_blocking(self._questions, False)  # a process that does not read must not stop the tuner
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(self._answers, select.POLLIN)
+        self._writable.register(self._questions, select.POLLOUT)
         try:
             self._process = _started(theirs_in, theirs_out, self._log, preload)
         except OSError as error:
@@ -109,11 +127,58 @@ class GpuProcess:
         Raises:
             ProcessEndedError: it died, gave no answer within ``limit_s``, or answered something else.
         """
-        self._trim_log()
         deadline = time.monotonic() + limit_s
         self._send(packed(ask), deadline, limit_s)
+        return self._answer_to(ask.number, deadline, limit_s)
+
+    def ask_each(self, ask: Ask, limit_s: float) -> Generator[Answer]:
+        """Put a question of several answers and yield each as it comes; the process goes on meanwhile.
+
+        Where the generator is closed before the last one, the process is told to stop; what it had in hand must be read by
+        :meth:`settle` before the next question.
+
+        Args:
+            ask: with the number of its answers.
+            limit_s: seconds that each of them may take.
+
+        Raises:
+            ProcessEndedError: as :meth:`ask`, of the first answer that did not come.
+        """
+        left = ask.answers or 0
+        try:
+            self._send(packed(ask), time.monotonic() + limit_s, limit_s)
+            while left:
+                answer = self._answer_to(ask.number, time.monotonic() + limit_s, limit_s)
+                left = 0 if answer.lost is not None else left - 1
+                yield answer
+        finally:
+            if left and not self._ended:
+                self._stopped_number, self._unread = ask.number, left
+                # A broken process is found by who asks next.
+                with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                    os.write(self._questions, packed(Stop(ask.number)))
+
+    def settle(self, limit_s: float) -> None:
+        """Wait until a question that was broken off is over, and drop what was answered since; returns at once without one.
+
+        Raises:
+            ProcessEndedError: what it had in hand was the end of it.
+        """
+        while self._unread:
+            message = self._receive(time.monotonic() + limit_s, limit_s)
+            if isinstance(message, Answer) and message.number == self._stopped_number:
+                self._unread -= 1
+                if message.lost is not None:
+                    raise self._end(message.lost)
+            elif isinstance(message, Stopped) and message.number == self._stopped_number:
+                self._unread = 0
+            else:
+                raise self._end(torn("its answer is to another question"))
+
+    def _answer_to(self, number: int, deadline: float, limit_s: float) -> Answer:
         message = self._receive(deadline, limit_s)
-        if not isinstance(message, Answer) or message.number != ask.number:
+        self._trim_log()
+        if not isinstance(message, Answer) or message.number != number:
             raise self._end(torn("its answer is to another question"))
         return message
 
@@ -158,32 +223,29 @@ class GpuProcess:
             os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
 
     def _send(self, data: bytes, deadline: float, limit_s: float) -> None:
-        poll = select.poll()
-        poll.register(self._questions, select.POLLOUT)
         left = memoryview(data)
         while left:
-            if not poll.poll(1000 * _TICK_S) and time.monotonic() > deadline:
-                raise self._end(silent(limit_s))
             try:
                 left = left[os.write(self._questions, left) :]
             except BlockingIOError:
-                continue
+                if not self._writable.poll(1000 * _TICK_S) and time.monotonic() > deadline:
+                    raise self._end(silent(limit_s)) from None
             except BrokenPipeError:
                 raise self._end(self._death()) from None
 
     def _receive(self, deadline: float, limit_s: float) -> Any:
-        poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
+        was_dead = False
         try:
             while (message := self._inbox.take()) is None:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise self._end(silent(limit_s))
-                was_dead = self._is_dead()
-                if poll.poll(0 if was_dead else 1000 * min(left_s, _TICK_S)):
+                if self._readable.poll(0 if was_dead else 1000 * min(left_s, _TICK_S)):
                     self._inbox.add(self._read())
-                elif was_dead:
+                elif was_dead:  # and whatever it said before was read
                     raise self._end(self._death())
+                else:
+                    was_dead = self._is_dead()
         except TornMessageError as error:
             raise self._end(torn(str(error))) from error
         return message

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moetune.engine.backend import Ceilings
@@ -43,7 +44,27 @@ class News:
     def compiled(self, after: int = 0) -> dict[tuple[Role, MoEKernelConfig], Compiled]:
         """Return the reports in their order, without the first ``after``, which a process was told of."""
         with self._lock:
+            if after == len(self._compiled):
+                return {}
             return dict(itertools.islice(self._compiled.items(), after, None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadStart:
+    """What is there before a GPU's first process has said anything.
+
+    Args:
+        device: the GPU as its driver describes it, None where that has to be asked of the process.
+        news: what processes are told, shared with those of other GPUs; this GPU's own when None.
+        process: one that imports already and was told nothing; a new one is started when None.
+    """
+
+    device: DeviceInfo | None = None
+    news: News | None = None
+    process: GpuProcess | None = None
+
+
+NO_HEAD_START = HeadStart()
 
 
 class RespawningGpu:
@@ -55,8 +76,7 @@ class RespawningGpu:
     Args:
         start: what each process loads.
         limits: seconds of each question.
-        device: the GPU as its driver describes it, None where that has to be asked of the process.
-        news: what processes are told, shared with those of other GPUs; this GPU's own when None.
+        given: what is there already; its process is closed with this.
 
     Raises:
         RunError: no process can be started.
@@ -65,17 +85,15 @@ class RespawningGpu:
         news: what every new process is told.
     """
 
-    def __init__(
-        self, start: Start, limits: Limits, device: DeviceInfo | None = None, news: News | None = None
-    ) -> None:
-        self.news = news or News()
+    def __init__(self, start: Start, limits: Limits, given: HeadStart = NO_HEAD_START) -> None:
+        self.news = given.news or News()
         self._asking, self._is_closed = threading.RLock(), False
         self._start_message, self._limits = start, limits
         self._numbers, self._fruitless = itertools.count(), 0
         self._tokens: int | None = None
-        self._device, self._is_confirmed = device, False  # until a process has said the same
+        self._device, self._is_confirmed = given.device, False  # until a process has said the same
         self._tell: Callable[[], object] | None = None
-        self._process: GpuProcess | None = self._new_process()
+        self._process: GpuProcess | None = given.process or self._new_process()
 
     @property
     def device(self) -> DeviceInfo:
@@ -124,20 +142,47 @@ class RespawningGpu:
                 closed meanwhile.
         """
         with self._asking:
-            return self._asked(method, *arguments)
+            if method == OPEN:
+                self._tokens = None
+            self._make_ready()
+            answer = self._put(method, *arguments)
+            if method == OPEN and answer.lost is None and answer.value is None:
+                self._tokens = arguments[0]
+            return answer
 
-    def _asked(self, method: str, *arguments: Any) -> Answer:
-        if method == OPEN:
-            self._tokens = None
-        self._make_ready()
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell()
-            self._make_ready()  # what it asked may have been the end of the process
-        answer = self._put(method, *arguments)
-        if method == OPEN and answer.lost is None and answer.value is None:
-            self._tokens = arguments[0]
-        return answer
+    def ask_each(self, method: str, role: Role, configs: Sequence[MoEKernelConfig], *more: Any) -> Generator[Answer]:
+        """Ask about several kernels at once, and yield the answer about each as it comes.
+
+        The process goes on with the next one meanwhile. It is the last answer where ``lost`` says so: what comes after it
+        was not begun. Close the generator where the rest is not wanted; there may be no other question before that.
+
+        Args:
+            method: of the trials; called with all that follows it yields the answers.
+            role: which GEMM they are of.
+            configs: the kernels.
+            more: what else it is called with.
+
+        Raises:
+            MoetuneError: as :meth:`ask`.
+        """
+        with self._asking:
+            self._make_ready()
+            process, arguments = self._process, (role, configs, *more)
+            assert process is not None
+            ask = self._message(process, method, arguments, len(configs))
+            answers = process.ask_each(ask, self._limits(method, arguments, self._tokens or 0))
+        try:
+            for _ in configs:
+                with self._asking:
+                    if self._process is not process:
+                        raise _ended()
+                    answer = self._heard(process, ask, lambda: next(answers))
+                yield answer
+                if answer.lost is not None:
+                    return
+        finally:
+            with self._asking:
+                answers.close()
 
     def end(self) -> None:
         """End the process that lives, at once; the next question starts another."""
@@ -159,8 +204,20 @@ class RespawningGpu:
 
     def _make_ready(self) -> None:
         """Start a process where there is none, and open the token count that was open in the last one."""
+        self._reopen()
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+            self._reopen()  # what it asked may have been the end of the process
+
+    def _reopen(self) -> None:
         while True:
             process = self._ready()
+            try:
+                process.settle(self._limits("settle", (), self._tokens or 0))
+            except ProcessEndedError as ended:
+                self._lose(ended.failed)
+                continue
             if self._tokens is None or process.tokens == self._tokens:
                 return
             answer = self._put(OPEN, self._tokens)
@@ -170,30 +227,41 @@ class RespawningGpu:
     def _put(self, method: str, *arguments: Any) -> Answer:
         process = self._process
         assert process is not None
+        ask = self._message(process, method, arguments)
         tokens = arguments[0] if method == OPEN else self._tokens or 0
-        news = self.news.compiled(process.told)
-        learned = Learned(compiled=news, ceilings=self.news.ceilings)
-        ask = Ask(number=next(self._numbers), method=method, arguments=arguments, learned=learned)
+        limit_s = self._limits(method, arguments, tokens)
+        answer = self._heard(process, ask, lambda: process.ask(ask, limit_s))
+        if method == OPEN and answer.lost is None:
+            process.tokens = tokens if answer.value is None else None
+        return answer
+
+    def _message(self, process: GpuProcess, method: str, arguments: tuple[Any, ...], answers: int | None = None) -> Ask:
+        """Return a question, with what the process does not know yet."""
+        compiled = self.news.compiled(process.told)
+        ceilings = None if process.knows_ceilings else self.news.ceilings
+        learned = None if not compiled and ceilings is None else Learned(compiled=compiled, ceilings=ceilings)
+        process.told += len(compiled)
+        process.knows_ceilings = process.knows_ceilings or ceilings is not None
+        return Ask(next(self._numbers), method, arguments, learned, answers)
+
+    def _heard(self, process: GpuProcess, ask: Ask, answer_of: Callable[[], Answer]) -> Answer:
+        """Return an answer, and let go of a process that gave its last one or none."""
         try:
-            answer = process.ask(ask, self._limits(method, arguments, tokens))
+            answer = answer_of()
         except ProcessEndedError as ended:
-            answer = Answer(number=ask.number, lost=ended.failed)
+            answer = Answer(ask.number, None, ended.failed)
         except BaseException:  # Ctrl-C: what it is doing is nobody's business any more
             self.end()
             raise
         if answer.lost is not None:
             self._lose(answer.lost)
-            return answer
-        process.told += len(news)
-        if method == OPEN:
-            process.tokens = tokens if answer.value is None else None
-        if method != OPEN or answer.value is None:
+        elif ask.method != OPEN or answer.value is None:
             process.completed, self._fruitless = True, 0
         return answer
 
     def _new_process(self) -> GpuProcess:
         if self._is_closed:
-            raise RunError("the sweep ended, and with it the GPU's process")
+            raise _ended()
         return GpuProcess(self._start_message.factory.partition(":")[0])
 
     def _ready(self) -> GpuProcess:
@@ -249,6 +317,10 @@ class RespawningGpu:
             raise gone(failed)
         if self._fruitless:
             time.sleep(PAUSE_S)
+
+
+def _ended() -> RunError:
+    return RunError("the sweep ended, and with it the GPU's process")
 
 
 def _changed(was: DeviceInfo, now: DeviceInfo) -> RunError:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from moetune.engine.backend import Ceilings, Kernel, LayerFigures
+from moetune.engine.backend import Ceilings, Entered, EntryTerms, Kernel, LayerFigures
+from moetune.measure.ahead import Ahead
 from moetune.measure.card import CardState
 from moetune.measure.compiles import Compiles, LentCompiles
 from moetune.measure.gpu_messages import GpuSettings, Start
-from moetune.measure.gpu_respawn import MAX_FRUITLESS, OPEN, News, RespawningGpu, gone
+from moetune.measure.gpu_respawn import MAX_FRUITLESS, NO_HEAD_START, OPEN, HeadStart, RespawningGpu, gone
 from moetune.measure.isolated_limits import Limits, TimeLimits
 from moetune.measure.strikes import Strikes
 from moetune.measure.sweep_counters import SweepCounters
@@ -26,7 +29,9 @@ PROBE_ROUNDS = 2  # of a plan alone, to see whether it was the one; rounds are e
 Row = dict[LayerPlan, Outcome]
 
 
-def open_isolated(settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int]) -> IsolatedBackend:
+def open_isolated(
+    settings: GpuSettings, device: DeviceInfo | None, tokens: Sequence[int], ahead: Ahead | None = None
+) -> IsolatedBackend:
     """Return the backend of a live sweep: kernels compile in a pool of processes, and run in one of their own.
 
     Both are started and not waited for; nothing touches the GPU before ``begin`` or the first question.
@@ -35,10 +40,13 @@ def open_isolated(settings: GpuSettings, device: DeviceInfo | None, tokens: Sequ
         settings: what the trials are made from.
         device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
         tokens: the sweep's token counts in the order of their turns.
+        ahead: processes that were started already.
     """
     from moetune.measure.kernel_compiles import KernelCompiles
 
-    return IsolatedBackend(settings, KernelCompiles(settings.shape, tokens=tokens), factory=CUDA_TRIALS, device=device)
+    process, pool = (None, None) if ahead is None else (ahead.gpu, ahead.pool)
+    compiles = KernelCompiles(settings.shape, tokens=tokens, pool=pool)
+    return IsolatedBackend(settings, compiles, factory=CUDA_TRIALS, given=HeadStart(device=device, process=process))
 
 
 class IsolatedBackend:
@@ -53,8 +61,8 @@ class IsolatedBackend:
         compiles: who compiles; closed with this backend.
         factory: ``module:function`` that makes the trials in the GPU process.
         limits: seconds of each question, :class:`TimeLimits` when None.
-        device: the GPU as its driver describes it; None waits for the GPU process where it is needed.
-        news: what GPU processes are told, where other GPUs' processes are told the same.
+        given: what is there already, the device as its driver describes it above all; without that the GPU process is
+            waited for where it is needed.
 
     Raises:
         RunError: the GPU process cannot be started. What its factory raises (there is no such GPU) comes with the first
@@ -68,8 +76,7 @@ class IsolatedBackend:
         *,
         factory: str = CUDA_TRIALS,
         limits: Limits | None = None,
-        device: DeviceInfo | None = None,
-        news: News | None = None,
+        given: HeadStart = NO_HEAD_START,
     ) -> None:
         self._settings, self._compiles, self._factory = settings, compiles, factory
         self._limits = limits or TimeLimits(settings.shape)
@@ -78,7 +85,7 @@ class IsolatedBackend:
         self._counters = SweepCounters(settings.shape, settings.device_index, settings.routing)
         try:
             start = Start(factory=factory, settings=settings)
-            self._gpu = RespawningGpu(start, self._limits, device, news)
+            self._gpu = RespawningGpu(start, self._limits, given)
         except BaseException:
             compiles.close()
             raise
@@ -93,9 +100,8 @@ class IsolatedBackend:
             device: what its driver says, the same as of this one.
         """
         settings, lent = replace(self._settings, device_index=device_index), LentCompiles(self._compiles)
-        return IsolatedBackend(
-            settings, lent, factory=self._factory, limits=self._limits, device=device, news=self._gpu.news
-        )
+        given = HeadStart(device=device, news=self._gpu.news)
+        return IsolatedBackend(settings, lent, factory=self._factory, limits=self._limits, given=given)
 
     def begin(self) -> None:
         """Let the GPU process use the GPU, from when on it must be this sweep's own; does not wait for it."""
@@ -168,21 +174,28 @@ class IsolatedBackend:
         self.ceilings()
         return self._needed("bound_us")
 
-    def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
-        """Load the kernel, then time its very first launch, cold."""
-        return self._trial((role, config), "first_launch_us", role, config)
+    def enter_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], terms: EntryTerms) -> Generator[Entered]:
+        """Let kernels into a race one after the other; the process holds them against each other."""
+        with closing(self._each("enter_kernels", role, configs, lambda: (terms,))) as ends:
+            for end in ends:
+                entered = Entered(None, end) if isinstance(end, Failed) else end
+                if entered.first_us is not None:
+                    terms = terms.after(entered.first_us)  # for a new process, which has seen none of them
+                yield entered
 
-    def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
-        """Time one kernel with a cold L2."""
-        return self._trial((role, config), "time_kernel", role, config, samples)
+    def verify_kernels(self, role: Role, configs: Sequence[MoEKernelConfig]) -> Generator[Failed | None]:
+        """Compare each with the float32 reference over NaN-poisoned output."""
+        return self._each("verify_kernels", role, configs)
 
-    def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare with the float32 reference over NaN-poisoned output."""
-        return self._trial((role, config), "verify_kernel", role, config)
+    def time_kernels(self, role: Role, configs: Sequence[MoEKernelConfig], samples: int) -> Generator[Outcome]:
+        """Time each with a cold L2."""
+        return self._each("time_kernels", role, configs, lambda: (samples,))
 
-    def recheck_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
-        """Compare what the timed launches left; a process that never timed the kernel refuses it."""
-        return self._trial((role, config), "recheck_kernel", role, config)
+    def time_and_recheck_kernels(
+        self, role: Role, configs: Sequence[MoEKernelConfig], samples: int
+    ) -> Generator[Outcome]:
+        """Time each, and compare what its launches left."""
+        return self._each("time_and_recheck_kernels", role, configs, lambda: (samples,))
 
     def time_routing(self, block_m: int) -> Outcome:
         """Time route and permute for one ``block_m``."""
@@ -247,6 +260,32 @@ class IsolatedBackend:
             return answer.value
         self._strikes.add(candidate, answer.lost)
         return answer.value if isinstance(answer.value, Failed) else answer.lost
+
+    def _each(
+        self,
+        method: str,
+        role: Role,
+        configs: Sequence[MoEKernelConfig],
+        more: Callable[[], tuple[Any, ...]] = tuple,
+    ) -> Generator[Any]:
+        """Ask about kernels in one question, and yield the answer about each as it comes.
+
+        The one that a process had in hand when it ended is Failed; those behind it are asked about anew.
+        """
+        place = 0
+        while place < len(configs):
+            refusal = self._strikes.refusal((role, configs[place]))
+            if refusal is not None:
+                place += 1
+                yield refusal
+                continue
+            good = itertools.takewhile(lambda one: self._strikes.refusal((role, one)) is None, configs[place:])
+            with closing(self._gpu.ask_each(method, role, list(good), *more())) as answers:
+                for answer in answers:
+                    if answer.lost is not None:
+                        self._strikes.add((role, configs[place]), answer.lost)
+                    place += 1
+                    yield answer.value if answer.lost is None or isinstance(answer.value, Failed) else answer.lost
 
     def _needed(self, method: str) -> Any:
         """Ask what no candidate can be blamed for, and the sweep cannot go on without."""

@@ -25,7 +25,10 @@ ROUTINGS = 8  # more than are ever timed, the rows' own included
 Limits = Callable[[str, Sequence[Any], int], float]
 
 # Methods that compute a float32 reference, or wait for one.
-_REFERENCES = frozenset({"open", "verify_kernel", "recheck_kernel", "verify_layer"})
+# Those about several kernels have so much for each.
+_REFERENCES = frozenset({"open", "verify_kernels", "time_and_recheck_kernels", "verify_layer"})
+_LOADS = frozenset({"enter_kernels"})
+_SAMPLINGS = {"enter_kernels": 2, "time_and_recheck_kernels": 2}  # the first launch, or the bursts, beside the samples
 _LAYERS = {"time_layers": 1, "time_rerouted": ROUTINGS}
 
 
@@ -51,12 +54,14 @@ class TimeLimits:
             return START_LIMIT_S
         if method == "ceilings":
             return CEILINGS_LIMIT_S
+        if method == "settle":  # whatever it was
+            return max(self(one, ((), 0), tokens) for one in (*_REFERENCES, *_LOADS))
         if method in _REFERENCES:
-            return SAMPLE_LIMIT_S + self._reference_s(tokens)
+            return _SAMPLINGS.get(method, 1) * SAMPLE_LIMIT_S + self._reference_s(tokens)
         if method in _LAYERS:
             plans, rounds = arguments
             return SAMPLE_LIMIT_S + _LAYERS[method] * len(plans) * (LAYER_LOAD_S + ROUND_S * rounds)
-        return SAMPLE_LIMIT_S + (LOAD_S if method == "first_launch_us" else 0.0)
+        return _SAMPLINGS.get(method, 1) * SAMPLE_LIMIT_S + (LOAD_S if method in _LOADS else 0.0)
 
     def _reference_s(self, tokens: int) -> float:
         if not tokens:

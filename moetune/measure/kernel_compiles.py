@@ -13,6 +13,11 @@ from moetune_kernels.device import DeviceInfo
 from moetune_kernels.shape import MoEShape
 
 
+def compile_pool(workers: int | None = None) -> CompilePool:
+    """Return a pool for the kernels of any layer, whose process imports what they need while this one goes on."""
+    return CompilePool(workers=workers, preload=PRELOAD)
+
+
 class KernelCompiles:
     """Compiles one layer's kernels; never touches a GPU, so that it works while another process measures.
 
@@ -20,11 +25,18 @@ class KernelCompiles:
         shape: the layer.
         workers: compile processes; one less than the cores when None.
         tokens: the sweep's token counts in the order of their turns, whose small kernels are compiled; any when empty.
+        pool: of :func:`compile_pool` with as many processes; closed with this. A new one when None.
     """
 
-    def __init__(self, shape: MoEShape, workers: int | None = None, tokens: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        shape: MoEShape,
+        workers: int | None = None,
+        tokens: Sequence[int] = (),
+        pool: CompilePool | None = None,
+    ) -> None:
         self._shape, self._tokens = shape, tuple(tokens)
-        self._pool = CompilePool(workers=workers, preload=PRELOAD)  # it imports while this process goes on
+        self._pool = pool or compile_pool(workers)
         self._parts = workers or default_workers()
         self._small: list[SmallKernels] = []
 

@@ -107,13 +107,13 @@ class Problem:
         ]
 
     def _are_inputs_changed(self) -> torch.Tensor:
-        """Return on the device whether :meth:`restore` would find anything."""
+        """Return on the device whether :meth:`restore` would find anything: 0 in float32 when not."""
         truth = self.truth
         if self._before is None:
             self._before = torch.cat([_bits(before) for _, before in self._inputs()])
         slots = [order.slots[: truth.routed] for order in self._orders.values()]
         now = [truth.rows.x, truth.topk_weights, truth.h_in[: truth.routed], *slots]
-        return (torch.cat([_bits(one) for one in now]) != self._before).any()
+        return (torch.cat([_bits(one) for one in now]) != self._before).sum(dtype=torch.float32)
 
     def poison(self, role: Role) -> None:
         """Fill one GEMM's output and the bands around it with NaN."""
@@ -129,7 +129,8 @@ class Problem:
 
     def queue_apart(self, role: Role, config: MoEKernelConfig) -> Queued:
         """Do the same on inputs of a problem that is small: a kernel that writes to them is wrong, and they are put back."""
-        left = self.queue(role, config)
+        self._launch(role, config, 1)
+        left = self.look(role, self.name, self._are_inputs_changed())
 
         def judge(values: Sequence[float]) -> Failed | None:
             *numbers, are_inputs_changed = values
@@ -138,7 +139,7 @@ class Problem:
                 return Failed(FailureKind.WRONG, f"{role.value}: {self.name}: wrote to its inputs")
             return wrong
 
-        return Queued(torch.cat([left.numbers, self._are_inputs_changed()[None]]), judge)
+        return Queued(left.numbers, judge)
 
     def queue_group(self, role: Role, config: MoEKernelConfig, launches: int) -> Queued:
         """Queue launches as :meth:`queue` does, with a copy of what they left: the next group may follow at once."""
@@ -152,15 +153,18 @@ class Problem:
 
         return Queued(left.numbers, judge)
 
-    def look(self, role: Role, found_by: str) -> Queued:
-        """Queue a look at what one GEMM's output holds now; its verdict, where it is not right, is :meth:`judge`'s."""
-        found = self._references[role].numbers(self._rows(role), gemm_limit(self.shape.format))
+    def look(self, role: Role, found_by: str, *more: torch.Tensor) -> Queued:
+        """Queue a look at what one GEMM's output holds now; its verdict, where it is not right, is :meth:`judge`'s.
+
+        ``more`` are numbers that are read with it and stand behind its own.
+        """
         written = self._outputs[role].is_written(self._unused[role])
+        found = self._references[role].numbers(self._rows(role), gemm_limit(self.shape.format), written, *more)
 
         def judge(numbers: Sequence[float]) -> Failed | None:
             return None if self._is_right(numbers) else self.judge(role, found_by)
 
-        return Queued(torch.cat([found, written[None]]), judge)
+        return Queued(found, judge)
 
     def _is_right(self, numbers: Sequence[float]) -> bool:
         *found, is_written = numbers

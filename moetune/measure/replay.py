@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from moetune.engine.backend import Ceilings, Kernel, LayerFigures
+from moetune.engine.backend import Ceilings, Kernel, KernelByKernel, LayerFigures
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
@@ -17,7 +17,7 @@ _SUBJECT = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
 _EVERY_COUNT = 0  # token count of trials that ended at compile
 
 
-class ReplayBackend:
+class ReplayBackend(KernelByKernel):
     """Recorded trials as a backend; see :class:`moetune.engine.backend.Backend`.
 
     A kernel that was not recorded is ``Failed(UNRECORDED)``. A layer that was not recorded is the sum of its recorded

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
+from functools import lru_cache
 from math import isfinite
 from typing import Any, cast
 
@@ -39,9 +40,16 @@ COMPILED_COUNTS = ("registers", "spills", "smem_bytes", "block_size")
 COMPILED_OPTIONS = ("fixed_instructions", "loop_instructions")
 
 
+@lru_cache(maxsize=1 << 12)  # a sweep writes most kernels down several times at each token count
 def choice_text(choice: Choice) -> str:
     """Return the one spelling of a choice that rows are compared by."""
     return dump(choice if isinstance(choice, int) else choice.to_json())
+
+
+@lru_cache(maxsize=1 << 12)
+def compiled_text(compiled: Compiled) -> str:
+    """Return a compiler's report as rows hold it."""
+    return dump(asdict(compiled))
 
 
 def dump(value: Any) -> str:

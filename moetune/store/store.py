@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from moetune.outcome import Failed, FailureKind, Stage, Trial
-from moetune.store.codec import choice_text, dump, load, trial_from_json, trial_to_json
+from moetune.store.codec import choice_text, compiled_text, dump, load, outcome_to_json, trial_from_json
 from moetune.store.database import connect, connect_to_read, sentences
 from moetune.store.errors import StoreError
 from moetune.store.provenance import Provenance
@@ -263,16 +263,15 @@ class Run:
 
     def record(self, trial: Trial) -> None:
         """Commit one trial."""
-        value = trial_to_json(trial)
         self._execute(
             "INSERT INTO trials (run, tokens, subject, choice, stage, outcome, compiled, verified, ended_at) "
             "SELECT id, ?, ?, ?, ?, ?, ?, ?, ? FROM runs WHERE id = ?",
             trial.tokens,
-            value["subject"],
+            trial.subject.value,
             choice_text(trial.choice),
-            value["stage"],
-            dump(value["outcome"]),
-            None if trial.compiled is None else dump(value["compiled"]),
+            trial.stage.value,
+            dump(outcome_to_json(trial.outcome)),
+            None if trial.compiled is None else compiled_text(trial.compiled),
             int(trial.verified),
             _now(),
             self.id,

@@ -34,8 +34,13 @@ class Strategy(Protocol):
 
 @dataclass
 class TrialLog:
-    """How every trial of a sweep so far ended: what all searches of the sweep share. The latest outcome holds."""
+    """How every trial of a sweep so far ended: what all searches of the sweep share. The latest outcome holds.
 
+    Attributes:
+        trials: how many were recorded; as long as it is the same, so is the log.
+    """
+
+    trials: int = field(default=0, init=False)
     _times: dict[tuple[Role, int], dict[MoEKernelConfig, float]] = field(
         default_factory=dict[tuple[Role, int], dict[MoEKernelConfig, float]]
     )
@@ -43,6 +48,7 @@ class TrialLog:
     def record(self, role: Role, tokens: int, config: MoEKernelConfig, outcome: Outcome) -> None:
         """Keep the end of one trial in place of an earlier one of the same config at this token count."""
         time_us = outcome.median_us if isinstance(outcome, Measured) else float("inf")
+        self.trials += 1
         self._times.setdefault((role, tokens), {})[config] = time_us
 
     def times_us(self, role: Role, tokens: int) -> Mapping[MoEKernelConfig, float]:

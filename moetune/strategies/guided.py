@@ -14,7 +14,7 @@ from random import Random
 
 from moetune.outcome import Measured, Outcome
 from moetune.strategies.base import Terrain
-from moetune.strategies.view import View
+from moetune.strategies.view import Elsewhere, View
 from moetune_kernels.config import MoEKernelConfig
 
 OPENING, ROUND = 8, 5  # trials of the first round, and of a later one
@@ -78,6 +78,7 @@ class Guided:
         self._open: set[MoEKernelConfig] = set()
         self._waiting: list[MoEKernelConfig] = []
         self._kernels_left = terrain.kernels
+        self._elsewhere = Elsewhere(terrain)
         self._pool = list(dict.fromkeys((*terrain.compiled, *self._best_reserve())))
 
     def ask(self, count: int) -> Sequence[MoEKernelConfig]:
@@ -141,7 +142,7 @@ class Guided:
         return draft
 
     def _view(self) -> View:
-        return View(self._terrain, self._times)
+        return View(self._terrain, self._times, self._elsewhere)
 
     def _draft(self, size: int, kernels: int) -> Draft:
         return Draft(size, kernels, {*self._asked, *self._times}, self._compiled)

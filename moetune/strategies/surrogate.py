@@ -70,9 +70,11 @@ class Surrogate:
         self._mean = float(errors.mean()) if sightings else 0.0
         by_config = _by_config(self._codes, self._codes)
         by_count = _by_count(self._counts[:, None], self._counts[None, :])
-        pairs, places = np.ix_(self._config_of, self._config_of), np.ix_(self._count_of, self._count_of)
-        covariance = _product([one[pairs] for one in by_config], [one[places] for one in by_count])
-        self._covariance = covariance + NOISE**2 * np.eye(len(errors))
+        self._covariance = _product(
+            [one.take(self._config_of, 0).take(self._config_of, 1) for one in by_config],
+            [one.take(self._count_of, 0).take(self._count_of, 1) for one in by_count],
+        )
+        self._covariance.flat[:: len(errors) + 1] += NOISE**2
         self._weights = np.linalg.solve(self._covariance, errors - self._mean)
 
     def errors(self, configs: Sequence[MoEKernelConfig], tokens: int) -> Array:
@@ -89,7 +91,7 @@ class Surrogate:
         codes = encoded(configs)
         here = np.array(log2(tokens))
         cross = _product(
-            [one[:, self._config_of] for one in _by_config(codes, self._codes)],
+            [one.take(self._config_of, 1) for one in _by_config(codes, self._codes)],
             [one[self._count_of] for one in self._to_count(tokens)],
         )
         unseen = 0.0 if (self._counts == log2(tokens)).any() else LEVEL**2
@@ -102,9 +104,12 @@ class Surrogate:
 
 def _by_config(codes: Array, others: Array) -> tuple[Array, Array]:
     """Return what the configs make of the smooth and of the rough part, every one of ``codes`` with all ``others``."""
-    squares = (codes**2).sum(1)[:, None] + (others**2).sum(1)[None, :]
-    distance = np.maximum(squares - 2.0 * codes @ others.T, 0.0)
-    return np.exp(-distance), np.exp(-ROUGHER * distance)
+    distance = (codes**2).sum(1)[:, None] + (others**2).sum(1)[None, :]
+    distance -= 2.0 * codes @ others.T
+    np.maximum(distance, 0.0, out=distance)
+    nearer = -ROUGHER * distance
+    np.negative(distance, out=distance)
+    return np.exp(distance, out=distance), np.exp(nearer, out=nearer)
 
 
 def _by_count(tokens: Array, others: Array) -> tuple[Array, Array, Array]:
@@ -118,9 +123,13 @@ def _by_count(tokens: Array, others: Array) -> tuple[Array, Array, Array]:
 
 
 def _product(by_config: Sequence[Array], by_count: Sequence[Array]) -> Array:
-    """Return the prior covariance."""
+    """Return the prior covariance, in the memory of ``by_config``: new arrays cost more than what is done with them."""
     (near, nearer), (level, smooth, rough) = by_config, by_count
-    return level + smooth * near + rough * nearer
+    near *= smooth
+    near += level
+    nearer *= rough
+    near += nearer
+    return near
 
 
 def encoded(configs: Sequence[MoEKernelConfig]) -> Array:

@@ -18,18 +18,47 @@ FAILED_RATIO = 2.5  # times the best: what a failure counts as
 LEAST_GAIN = 0.0003  # of log time: less is not worth a trial
 
 
+class Elsewhere:
+    """What the nearest other token counts say of the prior's errors; worked out anew once the log holds more.
+
+    Args:
+        terrain: where the search is.
+    """
+
+    def __init__(self, terrain: Terrain) -> None:
+        self._terrain = terrain
+        self._trials = -1
+        self._found: list[Sighting] = []
+
+    def sightings(self) -> list[Sighting]:
+        """Return at most as many as a model is fitted to, the nearest counts' first."""
+        log_of, tokens, role = self._terrain.log, self._terrain.tokens, self._terrain.problem.role
+        if self._trials != log_of.trials:
+            self._trials, self._found = log_of.trials, []
+            others = [count for count in log_of.counts(role) if count != tokens]
+            for count in sorted(others, key=lambda count: abs(log(count / tokens))):
+                if len(self._found) >= SIGHTINGS:
+                    break
+                self._found += _errors(self._terrain, count, log_of.times_us(role, count))
+        return self._found
+
+
 class View:
     """The model of one moment.
 
     Args:
         terrain: where the search is.
         times_us: all that was tried here, the latest times; infinite for failures.
+        elsewhere: what other counts say, kept from view to view; asked of the log when None.
     """
 
-    def __init__(self, terrain: Terrain, times_us: Mapping[MoEKernelConfig, float]) -> None:
+    def __init__(
+        self, terrain: Terrain, times_us: Mapping[MoEKernelConfig, float], elsewhere: Elsewhere | None = None
+    ) -> None:
         self._terrain = terrain
         self._best_us = min(times_us.values(), default=inf)
-        self._surrogate = Surrogate(_sightings(terrain, times_us))
+        found = [*_errors(terrain, terrain.tokens, times_us), *(elsewhere or Elsewhere(terrain)).sightings()]
+        self._surrogate = Surrogate(found[:SIGHTINGS])
 
     def expected(self, configs: Sequence[MoEKernelConfig]) -> Array:
         """Return the log of the time expected of each config; of no unit before the first trial here."""
@@ -93,18 +122,6 @@ def _gains(lead: Array, spreads: Array) -> Array:
     below = 0.5 * (1.0 + np.array([*map(erf, (scaled / sqrt(2.0)).tolist())]))
     density = np.exp(-0.5 * np.minimum(scaled * scaled, 700.0)) / sqrt(2.0 * pi)
     return lead * below + spreads * density
-
-
-def _sightings(terrain: Terrain, times_us: Mapping[MoEKernelConfig, float]) -> list[Sighting]:
-    """Return what this and the nearest token counts say of the prior's errors."""
-    role = terrain.problem.role
-    found = _errors(terrain, terrain.tokens, times_us)
-    others = [count for count in terrain.log.counts(role) if count != terrain.tokens]
-    for count in sorted(others, key=lambda count: abs(log(count / terrain.tokens))):
-        if len(found) >= SIGHTINGS:
-            break
-        found += _errors(terrain, count, terrain.log.times_us(role, count))
-    return found[:SIGHTINGS]
 
 
 def _errors(terrain: Terrain, tokens: int, times_us: Mapping[MoEKernelConfig, float]) -> list[Sighting]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from moetune.whole_file import write_whole
 from moetune_kernels import lookup
 from moetune_kernels.errors import TableError
 from moetune_kernels.table import TunedTable
-from moetune_kernels.table_file import table_path
+from moetune_kernels.table_file import read_bytes, table_path
 
 
 def write_table(table: TunedTable, directory: Path) -> Path:
@@ -24,20 +25,21 @@ def write_table(table: TunedTable, directory: Path) -> Path:
         TableError: an entry would be dropped in reading, the folder cannot be written, or the lookup does not find the file.
     """
     path = table_path(directory, table.device, table.shape)
-    text = table_text(table)
-    _refuse_changed(TunedTable.parse(text.encode(), f"table for {path}"), table, path)
+    data = table_text(table).encode()
+    _refuse_changed(TunedTable.parse(data, f"table for {path}"), table, path)
     try:
-        write_whole(path, text.encode())
+        write_whole(path, data)
     except OSError as error:
         raise TableError(
             f"cannot write {path} ({error.strerror or error}); free the disk or name another folder with --out"
         ) from None
     lookup.reload()
-    found = lookup.table_in(directory, table.shape, table.device)
-    if found is None or Path(found[1]) != path:
-        got = "nothing" if found is None else found[1]
+    found = lookup.path_in(directory, table.shape, table.device)
+    if found != path:
+        got = "nothing" if found is None else found
         raise TableError(f"wrote {path}, but the runtime's lookup finds {got}; remove what stands in its way")
-    _refuse_changed(found[0], table, path)
+    if read_bytes(path) != data:  # which the runtime's parser has read already
+        raise TableError(f"{path} holds something else than was written; do not let others write there meanwhile")
     return path
 
 
@@ -56,5 +58,5 @@ def _ordered(value: Any) -> Any:
 def _refuse_changed(read: TunedTable, written: TunedTable, path: Path) -> None:
     if read.faults:
         raise TableError(f"{path} would lose entries when read: {'; '.join(read.faults[:3])}")
-    if read.to_json() != written.to_json():
+    if read != replace(written, faults=()) and read.to_json() != written.to_json():
         raise TableError(f"{path} would not read back as it was written; this is a fault of moetune, please report it")

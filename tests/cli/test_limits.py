@@ -19,7 +19,7 @@ from moetune_kernels.config import Role, Structure
 def asked(monkeypatch):
     requests = []
 
-    def note(request, on_event):
+    def note(request, on_event, ahead):
         requests.append(request)
         raise RunError("noted")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -24,7 +26,7 @@ def asked(monkeypatch):
     """Replace the tuner with one that notes the request and fails; return the list of requests."""
     requests = []
 
-    def note(request, on_event):
+    def note(request, on_event, ahead):
         requests.append(request)
         raise RunError("noted")
 
@@ -169,12 +171,41 @@ def test_another_routing_than_the_recorded_one_exits_with_3(recorded, capsys):
 
 
 def test_ctrl_c_in_a_sweep_exits_with_130(monkeypatch, capsys):
-    def interrupted(request, on_event):
+    def interrupted(request, on_event, ahead):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("moetune.tuning.sweep", interrupted)
     assert main.run(["sweep"]) == 130
     assert "same command continues" in capsys.readouterr().err
+
+
+AHEAD = """
+import sys
+from moetune.cli import main
+from moetune.measure import ahead
+
+class Process:
+    def close(self):
+        print("closed")
+
+def started():
+    print([name for name in ("moetune.tuning", "moetune.engine.session", "numpy", "rich") if name in sys.modules])
+    return Process()
+
+ahead._started, ahead.may_have_gpu = started, lambda: True
+sys.exit(main.run("sweep --hidden 512 --inter 256 --experts 8 --top-k 2 --tokens 1".split()))
+"""
+
+
+def test_processes_are_started_before_the_tuner_is_loaded_and_ended_where_nothing_needs_them(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    said = done.stdout.splitlines()
+    assert said[:2] == ["[]", "closed"]
+    assert "no CUDA GPU here" in done.stderr
 
 
 def test_the_closing_lines_say_what_was_left_undone():
@@ -299,7 +330,7 @@ def test_a_strict_sweep_on_a_shared_gpu_exits_with_3_and_the_fix(monkeypatch, ca
     monkeypatch.setattr("moetune.tuning._gpu_is_there", lambda: True)
     monkeypatch.setattr("moetune.tuning.gpu_of", lambda index: Gpu(name="NVIDIA H200", index=index, uuid="GPU-1"))
     monkeypatch.setattr("moetune.tuning.lock_dirs", lambda: [tmp_path])
-    monkeypatch.setattr("moetune.tuning._gpu_backend", lambda request: backend)
+    monkeypatch.setattr("moetune.tuning._gpu_backend", lambda request, ahead: backend)
     monkeypatch.setattr("moetune.tuning._gpu_bed", lambda backend, request: bed)
     assert main.run(["sweep", "--strict"]) == 3
     printed = capsys.readouterr()

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from moetune.engine.backend import Ceilings
+from moetune.engine.backend import Ceilings, KernelByKernel
 from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured
 from moetune.space.prior import Problem, predict
 from moetune.store.codec import choice_text
@@ -48,7 +48,7 @@ class MemoryJournal:
         self.ceilings = (bytes_per_s, flops)
 
 
-class FakeBackend:
+class FakeBackend(KernelByKernel):
     """Times follow the space's own guess with a bump of up to 20% per config; hooks make single trials fail."""
 
     name = "cuda"

@@ -8,6 +8,7 @@ import pytest
 from moetune.engine.bench import Bench
 from moetune.engine.budget import Deadline
 from moetune.engine.compose import FINALISTS, PER_BLOCK_M, compose
+from moetune.engine.entrance import by_turns
 from moetune.engine.finals import Finals, Verdict
 from moetune.engine.last_heat import FIRST_BLOCK
 from moetune.engine.race import Race, Standing, finish
@@ -283,7 +284,7 @@ def test_kernels_timed_in_longer_bursts_are_not_beaten_by_those_timed_once(fake_
         )
     )
     race = Race(bench, Role.DOWN, 64)
-    race.enter(strategy, never)
+    by_turns([race.entering(strategy, never)])
     finish([race], never)
     standings = race.standings()
     assert [standing.config.block_n for standing in standings[:3]] == [16, 16, 16]

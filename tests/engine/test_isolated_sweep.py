@@ -160,7 +160,7 @@ from test_tuning import bed_of
 folder, deed = Path(sys.argv[1]), Deed(what="sleep", method="time_combine", spared=1)
 tuning._gpu_is_there = lambda: True
 tuning.gpu_of = lambda index: Gpu(name="NVIDIA H200", index=index, uuid=None)
-tuning._gpu_backend = lambda request: open_backend(folder, deed)
+tuning._gpu_backend = lambda request, ahead: open_backend(folder, deed)
 tuning._gpu_bed = lambda backend, request: bed_of(backend, folder)
 sys.argv = ["moetune", *"sweep --hidden 1024 --inter 512 --experts 8 --top-k 2 --tokens 1,64,512".split()]
 from moetune.cli.main import main

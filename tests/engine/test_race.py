@@ -6,6 +6,7 @@ from typing import Any
 
 from moetune.engine.bench import MAX_SPILLS, Bench
 from moetune.engine.budget import Deadline
+from moetune.engine.entrance import by_turns
 from moetune.engine.race import Race, finish, worthwhile
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Subject
 from moetune.space.prior import Problem
@@ -54,7 +55,7 @@ def run(race, configs=CONFIGS):
 
 
 def run_search(race, strategy):
-    race.enter(strategy, race.deadline)
+    by_turns([race.entering(strategy, race.deadline)])
     race.enter_late(race.deadline)
     finish([race], race.deadline)
     return race.standings()
@@ -211,7 +212,7 @@ def test_a_tile_height_stays_where_both_gemms_together_may_be_best_with_it(fake_
     backend.open(64)
     races = [Race(bench, role, 64) for role in Role]
     for race in races:
-        race.enter(Exhaustive(terrain(race, configs)), NEVER)
+        by_turns([race.entering(Exhaustive(terrain(race, configs)), NEVER)])
     finish(races, NEVER)
     for race in races:
         assert {standing.config.block_m for standing in race.standings()} == {16, 32}  # 64 is behind by a quarter
@@ -238,7 +239,7 @@ def test_a_deadline_that_passes_while_late_kernels_are_timed_cuts_those_that_are
     backend = fake_backend()
     deadline = Deadline(8, lambda: backend.calls["first_launch"])  # every launch takes a second
     race = race_of(backend, deadline, compiled=())
-    race.survey(Exhaustive(terrain(race, CONFIGS)), deadline)
+    by_turns([race.surveying(Exhaustive(terrain(race, CONFIGS)), deadline)])
     assert backend.calls["first_launch"] == 0, "all of them were left for later"
     race.enter_late(deadline)
     assert backend.calls["first_launch"] == 8
@@ -250,7 +251,7 @@ def test_a_race_after_the_survey_waits_for_what_the_compiler_still_has(fake_back
     at_once = backend.ended
     backend.ended = lambda wait_s=0.0: at_once() if wait_s else []  # nothing has ended when nobody waits
     race = race_of(backend, compiled=())
-    race.enter(Exhaustive(terrain(race, CONFIGS)), NEVER)
+    by_turns([race.entering(Exhaustive(terrain(race, CONFIGS)), NEVER)])
     assert {config for _, config, _ in backend.launched} == set(CONFIGS)
     assert not race.was_cut
 

@@ -28,7 +28,7 @@ def on_gpu(fake_backend, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "_gpu_is_there", lambda: True)
     monkeypatch.setattr(tuning, "gpu_of", lambda index: GPU)
     monkeypatch.setattr(tuning, "lock_dirs", lambda: (tmp_path / "locks",))
-    monkeypatch.setattr(tuning, "_gpu_backend", lambda request: backend)
+    monkeypatch.setattr(tuning, "_gpu_backend", lambda request, ahead: backend)
     monkeypatch.setattr(tuning, "_gpu_bed", lambda backend, request: bed_of(backend, tmp_path))
     return backend
 

@@ -33,7 +33,7 @@ found = {"imported": heavy(), "there": tuning._gpu_is_there(), "asked": heavy()}
 tuning._gpu_is_there = lambda: True
 tuning.gpu_of = lambda index: Gpu(name="NVIDIA H200", index=index, uuid=None)
 tuning.lock_dirs = lambda: [folder / "locks"]
-tuning.open_isolated = lambda settings, device, tokens: planted_gpu.open_backend(folder, device=planted_gpu.DEVICE)
+tuning.open_isolated = lambda settings, device, tokens, ahead: planted_gpu.open_backend(folder, device=planted_gpu.DEVICE)
 request = tuning.SweepRequest(
     shape=planted_gpu.SHAPE, tokens=(1,), out_dir=folder / "tables", store_path=folder / "trials.sqlite", budget_s=60.0
 )
@@ -86,7 +86,7 @@ def starts(monkeypatch):
     """Count the backends that are opened; opening one fails."""
     opened = []
 
-    def open_isolated(settings, device, tokens):
+    def open_isolated(settings, device, tokens, ahead):
         opened.append(settings)
         raise AssertionError("a process was started")
 
@@ -131,7 +131,7 @@ def test_what_fails_after_the_start_closes_the_backend(fake_backend, monkeypatch
     monkeypatch.setattr(tuning, "_gpu_is_there", lambda: True)
     monkeypatch.setattr(tuning, "gpu_of", lambda index: Gpu(name="NVIDIA H200", index=index, uuid="GPU-1"))
     monkeypatch.setattr(tuning, "lock_dirs", lambda: [tmp_path / "locks"])
-    monkeypatch.setattr(tuning, "_gpu_backend", lambda request: backend)
+    monkeypatch.setattr(tuning, "_gpu_backend", lambda request, ahead: backend)
     monkeypatch.setattr(tuning, "_gpu_bed", lambda backend, request: bed_of(backend, tmp_path))
     monkeypatch.setattr(tuning, part, fail)
     with pytest.raises(UnsupportedDeviceError):

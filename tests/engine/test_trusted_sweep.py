@@ -224,7 +224,7 @@ def shared_gpu(monkeypatch, fake_backend, tmp_path):
     monkeypatch.setattr(tuning, "_gpu_is_there", lambda: True)
     monkeypatch.setattr(tuning, "gpu_of", lambda index: Gpu(name="NVIDIA H200", index=index, uuid="GPU-1"))
     monkeypatch.setattr(tuning, "lock_dirs", lambda: [tmp_path / "locks"])
-    monkeypatch.setattr(tuning, "_gpu_backend", lambda request: backend)
+    monkeypatch.setattr(tuning, "_gpu_backend", lambda request, ahead: backend)
     monkeypatch.setattr(tuning, "_gpu_bed", lambda backend, request: bed_of(backend, tmp_path))
     return backend
 

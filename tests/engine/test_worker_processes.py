@@ -145,7 +145,7 @@ tuning._gpu_is_there = lambda: True
 tuning.lock_dirs = lambda: [folder / "locks"]
 tuning.gpu_of = gpu_choice.gpu_of = lambda index: Gpu(name="NVIDIA H200", index=index, uuid=f"GPU-{index}")
 gpu_choice.device_total, gpu_choice.driver_device, gpu_choice.Clocks = lambda: 2, lambda index: DEVICE, Idle
-tuning._gpu_backend = lambda request: open_backend(folder, *deeds, device=DEVICE)
+tuning._gpu_backend = lambda request, ahead: open_backend(folder, *deeds, device=DEVICE)
 tuning._gpu_bed = lambda backend, request: (backend.begin(), bed_of(backend, folder))[1]
 sys.argv = ["moetune", *"sweep --hidden 1024 --inter 512 --experts 8 --top-k 2 --tokens 1,64,512".split()]
 from moetune.cli.main import main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.engine.backend import compiled_now
+from moetune.engine.backend import EntryTerms, compiled_now
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Source
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
 from moetune_kernels.plan import LayerPlan
@@ -62,6 +62,23 @@ def test_a_kernel_is_launched_from_the_cache_verified_and_timed(opened, role, co
     assert first_us < 20 * outcome.median_us + 100.0
     assert outcome.flops_per_byte.source is Source.ANALYTICAL
     assert outcome.issue_efficiency.source in (Source.STATIC, Source.UNAVAILABLE)
+
+
+def test_kernels_one_after_the_other_end_as_each_does_alone(opened):
+    big = MoEKernelConfig(
+        structure=Structure.GATHER, block_m=128, block_n=128, block_k=128, num_warps=8, prefetch_distance=5
+    )
+    terms = EntryTerms(slow_ratio=1000.0, samples=3, long_samples=1, long_us=1e9)
+    small, failed, large = opened.enter_kernels(Role.GATE_UP, [SMALL, big, LARGE], terms)
+    assert failed.first_us is None
+    assert failed.outcome.kind is FailureKind.RESOURCES
+    assert (small.outcome.samples, large.outcome.samples) == (3, 3)
+    fastest_us = min(small.first_us, large.first_us)
+    refusing = EntryTerms(slow_ratio=1.0, samples=3, long_samples=1, long_us=1e9, best_us=fastest_us / 1000)
+    assert [end.outcome for end in opened.enter_kernels(Role.GATE_UP, [SMALL, LARGE], refusing)] == [None, None]
+    assert list(opened.verify_kernels(Role.GATE_UP, [SMALL, LARGE])) == [None, None]
+    timed = list(opened.time_and_recheck_kernels(Role.GATE_UP, [SMALL, LARGE], 9))
+    assert [outcome.samples for outcome in timed] == [9, 9]
 
 
 def test_layers_are_verified_and_timed_against_each_other(opened):

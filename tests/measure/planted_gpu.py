@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from moetune.engine.backend import Ceilings
+from moetune.engine.backend import Ceilings, EntryTerms, KernelByKernel
 from moetune.errors import MissingError
 from moetune.measure.card import CardState
 from moetune.measure.clocks import ClockReading, OtherProcess
 from moetune.measure.gpu_messages import GpuSettings
+from moetune.measure.gpu_respawn import HeadStart
 from moetune.measure.isolated import IsolatedBackend
 from moetune.outcome import ClockSpan, Compiled, Failed, FailureKind, Figure, Measured, Source
 from moetune.store.codec import choice_text
@@ -91,9 +92,28 @@ def limits(method, arguments, tokens):
     return LIMIT_S
 
 
-def open_backend(folder, *deeds, factory="planted_gpu:open_planted", limits=limits, device=None):
+class OneByOne(IsolatedBackend):
+    """Asks about one kernel at a time, too."""
+
+    def first_launch_us(self, role, config):
+        terms = EntryTerms(slow_ratio=0.0, samples=0, long_samples=0, long_us=0.0)
+        (entered,) = self.enter_kernels(role, [config], terms)
+        return entered.outcome if entered.first_us is None else entered.first_us
+
+    def time_kernel(self, role, config, samples):
+        (outcome,) = self.time_kernels(role, [config], samples)
+        return outcome
+
+    def verify_kernel(self, role, config):
+        (wrong,) = self.verify_kernels(role, [config])
+        return wrong
+
+
+def open_backend(folder, *deeds, factory="planted_gpu:open_planted", limits=limits, device=None, ahead=None):
     settings = Planted(shape=SHAPE, seed=7, folder=folder, deeds=deeds)
-    return IsolatedBackend(settings, SomeCompiles(), factory=factory, limits=limits, device=device)
+    return OneByOne(
+        settings, SomeCompiles(), factory=factory, limits=limits, given=HeadStart(device=device, process=ahead)
+    )
 
 
 def open_planted(settings):
@@ -150,7 +170,7 @@ def measured(median_us, samples, issue=NONE):
     )
 
 
-class PlantedGpu:
+class PlantedGpu(KernelByKernel):
     """Every time follows from the choice alone, so that each process gives the same."""
 
     device = DEVICE
@@ -282,6 +302,9 @@ class PlantedGpu:
 
     def do_raise_sticky(self):
         raise RuntimeError(STICKY)
+
+    def do_wait(self):
+        time.sleep(0.3)
 
     def do_sleep(self):
         time.sleep(3600)

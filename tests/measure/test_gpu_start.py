@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import time
 
 import planted_gpu
@@ -11,6 +13,11 @@ import pytest
 from planted_gpu import DEVICE, TARGETS, Deed
 
 from moetune.errors import RunError
+from moetune.measure import ahead as ahead_module
+from moetune.measure import gpu_process, gpu_worker, kernel_compiles
+from moetune.measure import isolated as gpu_isolated
+from moetune.measure.gpu_device import TorchBuild
+from moetune.measure.gpu_messages import GpuSettings
 from moetune.outcome import Failed, Measured
 
 FACTORY = "import_witness:open_planted"
@@ -143,3 +150,123 @@ def test_a_process_that_ends_in_what_it_is_asked_first_is_replaced(isolated, dia
     backend.when_ready(backend.time_combine)
     assert isinstance(backend.time_routing(16), Measured)
     assert len(diary("start")) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_looked_for_in_what_an_import_makes(tmp_path, monkeypatch, fails):
+    name = f"imported_{fails}"
+    code = f"import gc\nenabled, things = gc.isenabled(), [[] for _ in range(5000)]\nassert not {fails}\n"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    collections = gc.get_stats()[2]["collections"]
+    try:
+        error = gpu_worker._preload(name)
+        assert isinstance(error, AssertionError) == fails
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 5000
+    finally:
+        gc.unfreeze()
+    assert gc.get_stats()[2]["collections"] == collections
+    if not fails:
+        assert sys.modules[name].enabled is False
+
+
+# before the tuner itself is loaded
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """Let this machine have a GPU, as far as its files tell."""
+    monkeypatch.setattr(ahead_module, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(ahead_module, "PRELOAD", FACTORY.partition(":")[0])
+
+
+def test_a_process_that_was_started_ahead_is_the_first_one(isolated, diary, imports, ahead):
+    with ahead_module.processes_ahead() as processes:
+        assert imports(1) == [processes.gpu.pid]
+        backend = isolated(factory=FACTORY, ahead=processes.gpu)
+        assert backend.open(64) is None
+        assert [line["pid"] for line in diary("start")] == [processes.gpu.pid]
+        backend.close()
+    assert len(imports(1)) == 1
+
+
+def test_a_live_backend_takes_both_and_ends_both(ahead, imports):
+    with ahead_module.processes_ahead() as processes:
+        settings = GpuSettings(shape=planted_gpu.SHAPE)
+        backend = gpu_isolated.open_isolated(settings, DEVICE, (1,), processes)
+        assert (backend._gpu.pid, backend._compiles._pool) == (processes.gpu.pid, processes.pool)
+        backend.close()
+        assert gone(processes.gpu.pid)
+        assert processes.pool._process.poll() is not None
+
+
+def test_one_that_died_meanwhile_is_replaced(isolated, diary, imports, ahead):
+    with ahead_module.processes_ahead() as processes:
+        imports(1)
+        processes.gpu.kill()
+        backend = isolated(factory=FACTORY, ahead=processes.gpu)
+        assert backend.open(64) is None
+    assert len(imports(2)) == len(diary("start")) + 1 == 2
+
+
+def test_they_end_with_the_block_however_that_ends(imports, ahead):
+    block = ahead_module.processes_ahead()
+    processes = block.__enter__()
+    assert imports(1) == [processes.gpu.pid]
+    assert processes.pool._process.poll() is None
+    assert not block.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert gone(processes.gpu.pid)
+    assert processes.pool._process.poll() is not None
+
+
+def test_where_the_second_cannot_be_started_the_first_is_ended(monkeypatch, imports, ahead):
+    def full(*_, **__):
+        raise OSError("no more processes")
+
+    started, start = [], ahead_module.GpuProcess
+    monkeypatch.setattr(ahead_module, "GpuProcess", lambda preload: started.append(start(preload)) or started[0])
+    monkeypatch.setattr(kernel_compiles, "CompilePool", full)
+    with ahead_module.processes_ahead() as processes:
+        assert processes is None
+    assert started
+    assert all(gone(process.pid) for process in started)
+
+
+def test_where_none_can_be_started_there_is_none(monkeypatch, ahead):
+    monkeypatch.setattr(gpu_process.sys, "executable", "/no/such/python")
+    with ahead_module.processes_ahead() as process:
+        assert process is None
+
+
+def missing(name):
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("visible", "build", "driver", "may"),
+    [
+        (None, TorchBuild("12.8", None), lambda name: None, True),
+        ("0", TorchBuild("12.8", None), lambda name: None, True),
+        ("", TorchBuild("12.8", None), lambda name: None, False),
+        (None, TorchBuild("12.8", None), missing, False),
+        (None, TorchBuild(None, None), lambda name: None, False),
+        (None, TorchBuild(None, "6.4"), lambda name: None, False),
+        (None, None, lambda name: None, False),
+    ],
+)
+def test_it_is_started_where_torch_and_the_driver_are_for_a_gpu(monkeypatch, visible, build, driver, may):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(ahead_module, "torch_build", lambda: build)
+    monkeypatch.setattr(ahead_module.ctypes, "CDLL", driver)
+    assert ahead_module.may_have_gpu() is may
+    if not may:
+        with ahead_module.processes_ahead() as process:
+            assert process is None
+
+
+def test_a_torch_that_does_not_say_what_it_is_for_starts_none(monkeypatch):
+    monkeypatch.setattr(ahead_module, "torch_build", lambda: missing("version.py"))
+    assert not ahead_module.may_have_gpu()

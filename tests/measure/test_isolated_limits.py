@@ -21,17 +21,24 @@ def limits():
 
 
 def test_a_launch_sample_has_the_same_limit_at_every_token_count(limits):
-    for method in ("time_kernel", "time_routing", "time_combine", "clocks", "a method that comes later"):
+    for method in ("time_kernels", "time_routing", "time_combine", "clocks", "a method that comes later"):
         assert limits(method, (), 1) == limits(method, (), 131_072) == SAMPLE_LIMIT_S
-    assert limits("first_launch_us", (), 1) == SAMPLE_LIMIT_S + LOAD_S
+    assert limits("enter_kernels", (), 1) == 2 * SAMPLE_LIMIT_S + LOAD_S  # the first launch, then samples
 
 
 def test_a_reference_has_a_limit_that_follows_its_work(limits):
     h200_s = 6.0 * 8 * 16384 * 4096 * 14336 / 2e13
-    for method in ("open", "verify_kernel", "verify_layer"):
+    for method in ("open", "verify_kernels", "time_and_recheck_kernels", "verify_layer"):
         assert limits(method, (), 1) < limits(method, (), 1024) < limits(method, (), 16384)
         assert limits(method, (), 16384) > 20 * h200_s
     assert limits("open", (), 64) < 120.0
+    assert limits("time_and_recheck_kernels", (), 64) == limits("verify_kernels", (), 64) + SAMPLE_LIMIT_S
+
+
+def test_what_a_question_had_in_hand_that_was_broken_off_has_the_time_of_the_longest(limits):
+    methods = ("enter_kernels", "verify_kernels", "time_kernels", "time_and_recheck_kernels")
+    for tokens in (1, 16384):
+        assert limits("settle", (), tokens) >= max(limits(method, (), tokens) for method in methods)
 
 
 def test_layers_have_a_limit_that_follows_plans_rounds_and_routings(limits):
@@ -42,7 +49,7 @@ def test_layers_have_a_limit_that_follows_plans_rounds_and_routings(limits):
 
 
 def test_the_process_has_time_to_say_itself_that_a_kernel_hangs(limits):
-    for method in ("ceilings", "open", "first_launch_us", "time_kernel", "verify_layer"):
+    for method in ("ceilings", "open", "enter_kernels", "time_kernels", "verify_layer"):
         assert limits(method, (), 1) >= 2 * TIMER_LIMIT_S
     assert limits("time_layers", ([None], 2), 1) >= 2 * TIMER_LIMIT_S
 

@@ -83,8 +83,18 @@ def test_an_entry_that_the_runtime_would_drop_is_refused_and_the_old_file_stays(
 
 
 def test_a_table_that_the_lookup_does_not_find_is_an_error(make_table, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer_module.lookup, "table_in", lambda *args: None)
+    monkeypatch.setattr(writer_module.lookup, "path_in", lambda *args: None)
     with pytest.raises(TableError, match="lookup finds nothing"):
+        write_table(make_table(), tmp_path)
+
+
+def test_a_file_that_changes_as_it_is_written_is_an_error(make_table, tmp_path, monkeypatch):
+    def write_more(path, data):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data + b"\n")
+
+    monkeypatch.setattr(writer_module, "write_whole", write_more)
+    with pytest.raises(TableError, match="holds something else than was written"):
         write_table(make_table(), tmp_path)
 
 

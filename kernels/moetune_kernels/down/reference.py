@@ -16,13 +16,9 @@ def down_reference(
         h: [S, I] in slot order; w2: [E, H, I]; topk_weights and topk_ids: [T, K].
     """
     slots, counts = routed_slots(topk_ids, w2.shape[0])
-    rows, weights = h[slots].split(counts), topk_weights.flatten()[slots, None].float().split(counts)
+    rows, weights = h[slots].float().split(counts), topk_weights.flatten()[slots, None].float()
     y = torch.zeros((topk_ids.numel(), w2.shape[1]), dtype=torch.float32, device=h.device)
-    parts = [
-        (rows[expert].float() @ w2[expert].float().t()) * weights[expert]
-        for expert, count in enumerate(counts)
-        if count
-    ]
+    parts = [rows[expert] @ w2[expert].float().t() for expert, count in enumerate(counts) if count]
     if parts:
-        y[slots] = torch.cat(parts)
+        y[slots] = torch.cat(parts) * weights
     return y
