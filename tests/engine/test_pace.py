@@ -12,6 +12,7 @@ from moetune.engine.budget import Budget
 from moetune.engine.costs import LOAD_S, Costs, Entrants
 from moetune.engine.schedule import POLISH_SHARE, affordable_kernels
 from moetune.engine.session import Job, Ports, Session
+from moetune.outcome import Failed, FailureKind
 from moetune.strategies import Guided
 from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
@@ -85,6 +86,18 @@ def test_a_machine_twice_as_slow_is_noticed_and_the_budget_kept(virtual_h200, tm
     assert sweep.wall_s <= 1.1 * 120.0
     assert sweep.result.stopped_early
     assert tuple(sweep.result.entries) == LADDER
+
+
+def test_launches_that_fail_cost_their_kernels_and_nothing_else(virtual_h200, tmp_path):
+    failed = Failed(FailureKind.LAUNCH, "an illegal access")
+
+    def first_launch(_, config):
+        return failed if config.num_warps == 8 else None
+
+    sweep = Sweep(virtual_h200(QWEN, first_launch=first_launch), tmp_path, 240.0)
+    assert sweep.result.failures[FailureKind.LAUNCH] > 5
+    assert tuple(sweep.result.entries) == LADDER
+    assert not any(entry.plan.config(role).num_warps == 8 for entry in sweep.result.entries.values() for role in Role)
 
 
 def test_kernels_that_searches_ask_for_are_compiled_beside_the_measuring(virtual_h200, tmp_path):
