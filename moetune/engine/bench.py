@@ -116,7 +116,7 @@ class Bench:
         """Have kernels compiled that are not, the first ones first and all of them before whatever waits already."""
         kernels = dict.fromkeys(wanted)
         self.requested.update(kernels)
-        asked = [kernel for kernel in kernels if self._is_wanted(kernel)]
+        asked = [kernel for kernel in kernels if self.is_wanted(kernel)]
         if not asked:
             return
         waiting = dict.fromkeys(self.backend.withdraw())
@@ -125,7 +125,7 @@ class Bench:
         self.under_way.update(dict.fromkeys(fresh))
         self._emit_progress()
 
-    def _is_wanted(self, kernel: Kernel) -> bool:
+    def is_wanted(self, kernel: Kernel) -> bool:
         """Whether nobody knows yet how the kernel's compile ends."""
         role, config = kernel
         return kernel not in self.compiled and (SUBJECT_OF[role], EVERY_COUNT, config) not in self.screened

@@ -20,6 +20,7 @@ from moetune.engine.count import CountTuner, Findings
 from moetune.engine.counting import count_winners
 from moetune.engine.entries import with_figures, with_ranges
 from moetune.engine.events import CountersStarted, SpaceReady, SurveyStarted, TokenFailed, TokenStarted, Warned
+from moetune.engine.fitting import Fitting
 from moetune.engine.job import Job, Ports, SessionResult
 from moetune.engine.ladder import gaps
 from moetune.engine.pace import Pace
@@ -115,7 +116,8 @@ class Session:
         self.ports.journal.record_ceilings(ceilings.bytes_per_s, ceilings.flops)
         is_cut = (self._is_recorded or self.job.limits.any) and self._is_first_round_cut()
         if self.job.limits.any:  # what is inside them, only the compiler's reports tell
-            self._within.report(self.job.tokens, self._emit)
+            fitting = Fitting(self._within, self.job.tokens, self._budget.compile_deadline())
+            is_cut = not fitting.run(self._emit) or is_cut
         costs = Costs(self.backend.shape, ceilings)
         return Findings(
             job=self.job,
