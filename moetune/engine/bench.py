@@ -65,6 +65,7 @@ class Bench:
         loaded: kernels that this backend launched at least once.
         under_way: kernels that the compiler has, in the order in which it was given them.
         promised: kernels of the first round: a search may count on them, because they are compiled soon.
+        wished: kernels that a search asked for: of these none is given up for want of time to compile it.
         requested: every kernel that was asked for in this sweep, in that order.
         why_outside: which of the user's limits removes a kernel from the race; what is outside is compiled and timed
             only as part of the default plan, and no trial says so, since another sweep has other limits.
@@ -79,6 +80,7 @@ class Bench:
     loaded: set[Kernel] = field(default_factory=set[Kernel])
     under_way: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
     promised: set[Kernel] = field(default_factory=set[Kernel])
+    wished: set[Kernel] = field(default_factory=set[Kernel])
     requested: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
     why_outside: Callable[[Role, MoEKernelConfig], str | None] = lambda _, __: None
     tally: Tally = field(default_factory=Tally)
@@ -111,6 +113,12 @@ class Bench:
         return trial.outcome
 
     # compiling, beside everything else
+
+    def wish(self, wanted: Iterable[Kernel]) -> None:
+        """Have kernels compiled that a search wants to see timed."""
+        kernels = list(wanted)
+        self.wished.update(kernels)
+        self.request(kernels)
 
     def request(self, wanted: Iterable[Kernel]) -> None:
         """Have kernels compiled that are not, the first ones first and all of them before whatever waits already."""
@@ -151,7 +159,7 @@ class Bench:
         return True
 
     def await_promised(self, deadline: Deadline) -> bool:
-        """Wait for the first round; False when the deadline passed, and what no compiler has begun is given up."""
+        """Wait for the first round; False when the deadline passed, and what no compiler has begun of it is given up."""
         while self.promised & self.under_way.keys():
             if deadline.passed:
                 self.give_up_compiling()
@@ -160,9 +168,10 @@ class Bench:
         return True
 
     def give_up_compiling(self) -> None:
-        """Take back what no compiler has begun."""
-        waiting = self.backend.withdraw()
-        for kernel in waiting:
+        """Take back what no compiler has begun and no search asked for: the end of the first round, which promises least."""
+        waiting = dict.fromkeys(self.backend.withdraw())
+        self.backend.submit([kernel for kernel in waiting if kernel in self.wished])
+        for kernel in waiting.keys() - self.wished:
             del self.under_way[kernel]
             del self.requested[kernel]
         self._emit_progress()

@@ -117,7 +117,7 @@ class Race:
     def _enter(self, strategy: Strategy, deadline: Deadline, is_left: Callable[[MoEKernelConfig], bool]) -> None:
         while asked := strategy.ask(BATCH):
             self.asked.update(dict.fromkeys(asked))
-            self.bench.request((self.role, config) for config in asked)
+            self.bench.wish((self.role, config) for config in asked)
             self._late.update(dict.fromkeys(config for config in asked if is_left(config)))
             waiting = dict.fromkeys(config for config in asked if config not in self._late)
             while waiting:

@@ -255,6 +255,21 @@ def test_a_race_after_the_survey_waits_for_what_the_compiler_still_has(fake_back
     assert not race.was_cut
 
 
+def test_at_the_deadline_the_first_round_gives_way_and_not_what_a_search_asked_for(fake_backend):
+    backend = fake_backend()
+    backend.ended = lambda wait_s=0.0: []  # every process has another kernel in hand
+    bench = Bench(backend, backend.journal, lambda _: None)
+    first_round, wishes = CONFIGS[:5], CONFIGS[4:8]
+    bench.request((ROLE, config) for config in first_round)
+    bench.promised.update(bench.under_way)
+    race, passed = Race(bench, ROLE, 64), Deadline(-1.0, lambda: 0.0)
+    race.survey(Exhaustive(terrain(race, wishes)), passed)
+    assert not bench.await_promised(passed)
+    asked = [(ROLE, config) for config in wishes]  # one of the first round among them
+    assert backend.queued == list(bench.under_way) == asked
+    assert set(bench.requested) == set(asked)
+
+
 def test_neighbours_are_compiled_when_the_search_asks_for_them(fake_backend):
     better = replace(CONFIGS[0], prefetch_distance=5)
     table = {config: 100.0 + place for place, config in enumerate(CONFIGS)} | {better: 60.0}
