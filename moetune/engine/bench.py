@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -160,7 +160,12 @@ class Bench:
 
     def await_promised(self, deadline: Deadline) -> bool:
         """Wait for the first round; False when the deadline passed, and what no compiler has begun of it is given up."""
-        while self.promised & self.under_way.keys():
+        return self.await_all(self.promised, deadline)
+
+    def await_all(self, kernels: Collection[Kernel], deadline: Deadline) -> bool:
+        """Wait for all of ``kernels``; False when the deadline passed, and :meth:`give_up_compiling` was called."""
+        self.collect()
+        while any(kernel in self.under_way for kernel in kernels):
             if deadline.passed:
                 self.give_up_compiling()
                 return False

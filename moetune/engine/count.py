@@ -52,6 +52,7 @@ class Findings:
         refused: why ``strict`` wrote no entry.
         surveyed: races that were begun, by role and token count.
         probes: what was timed between entries.
+        left_out: counts that there was no time for.
         stopped_early: whether the budget cut something.
         no_time_between: whether it ended the look between entries.
     """
@@ -69,6 +70,7 @@ class Findings:
     refused: list[str] = field(default_factory=list[str])
     surveyed: dict[tuple[Role, int], Race] = field(default_factory=dict[tuple[Role, int], Race])
     probes: list[GapProbed] = field(default_factory=list[GapProbed])
+    left_out: list[int] = field(default_factory=list[int])
     stopped_early: bool = False
     no_time_between: bool = False
 
@@ -198,9 +200,7 @@ class CountTuner:
         """Return the finalists of both races, and whether one of these was cut short."""
         races = {role: self._race(role, tokens) for role in Role}
         for role, deadline in ((Role.GATE_UP, allowance.gate_up_deadline), (Role.DOWN, allowance.down_deadline)):
-            races[role].enter_late(deadline)
-            self._remember(races[role])
-            races[role].enter(self._search(role, tokens, self.findings.pace.rest(role, tokens)), deadline)
+            self._enter(races[role], allowance, deadline)
         finish(list(races.values()), allowance.down_deadline)
         for race in races.values():
             self._remember(race)
@@ -215,6 +215,19 @@ class CountTuner:
         if cut:
             self.findings.cut_short(f"{tokens} tokens: the budget cut the race of {' and '.join(cut)} short")
         return [composed.plan for composed in compose(gate_up, down, routing_us)], bool(cut)
+
+    def _enter(self, race: Race, allowance: Allowance, deadline: Deadline) -> None:
+        """Let in what the survey left, and what the search asks for then; where time is scarce nothing is waited for.
+
+        There a search may still have kernels compiled: other token counts profit from those that come too late for it.
+        """
+        pace = self.findings.pace
+        if allowance.is_scarce:
+            race.hurry(self._search(race.role, race.tokens, pace.wishes(race.role, race.tokens)), deadline)
+        else:
+            race.enter_late(deadline)
+            self._remember(race)
+            race.enter(self._search(race.role, race.tokens, pace.rest(race.role, race.tokens)), deadline)
 
     def _race(self, role: Role, tokens: int) -> Race:
         """Return the race that a survey began, whichever worker that was, or a new one."""

@@ -142,6 +142,26 @@ class Race:
             if not ready:
                 return
 
+    def hurry(self, strategy: Strategy, deadline: Deadline) -> None:
+        """Time what is compiled of what the search asks for, and what came of earlier wishes; wait only for a safe few."""
+        self._glean(deadline)
+        self._enter(strategy, deadline, self._is_under_way)
+        while len(self._entrants) < SAFE_ENTRANTS and self._late and self._ready(self._late, deadline):
+            self._glean(deadline)
+        self._glean(deadline)
+
+    def _glean(self, deadline: Deadline) -> None:
+        """Time those of what was left that have come."""
+        self.bench.collect()
+        for config in [config for config in self._late if not self._is_under_way(config)]:
+            if self._is_cut(len(self._entrants), deadline):
+                return
+            del self._late[config]
+            self._time(config)
+
+    def _is_under_way(self, config: MoEKernelConfig) -> bool:
+        return (self.role, config) in self.bench.under_way
+
     def _is_late(self, config: MoEKernelConfig) -> bool:
         kernel = self.role, config
         return kernel in self.bench.under_way and kernel not in self.bench.promised
