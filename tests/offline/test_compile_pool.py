@@ -16,7 +16,8 @@ import toy
 from triton.backends.nvidia import driver as nvidia_driver
 
 from moetune.errors import RunError
-from moetune.measure.compiler import CompilePool, KernelJob, default_workers
+from moetune.measure.compile_job import KernelJob
+from moetune.measure.compiler import CompilePool, default_workers
 from moetune.outcome import Compiled, Failed, FailureKind
 from moetune_kernels.device import TARGETS
 
@@ -310,7 +311,7 @@ def test_the_compiled_kernel_is_the_cache_entry_that_a_launch_looks_up(tmp_path,
         list(pool.compile([("toy", toy_job(16, 64, 64))]))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     look_up = (
-        "import toy; from moetune.measure.compiler import pretend_device; from moetune_kernels.device import TARGETS;"
+        "import toy; from moetune.measure.compile_job import pretend_device; from moetune_kernels.device import TARGETS;"
         "pretend_device(TARGETS['sm_90']);"
         "toy.toy_calls(16, 64, 64, {'num_warps': 4, 'num_stages': 3})[0].warmup()"
     )
