@@ -125,7 +125,15 @@ def is_alive(pid):
     return True
 
 
-def alive(folder, within_s=5.0):
+def until(done, within_s=LIMIT_S):
+    """Wait until ``done()`` holds."""
+    deadline = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(folder, within_s=30.0):
     """Return the processes of the diary that are still there after a while."""
     pids = {line["pid"] for line in read_diary(folder)} | {line["child"] for line in read_diary(folder, "child")}
     deadline = time.monotonic() + within_s

@@ -190,15 +190,16 @@ def wait_for_all(pool):
     return found
 
 
-def test_submitted_kernels_compile_while_the_caller_does_something_else(pool):
+def test_submitted_kernels_compile_while_the_caller_does_something_else(pool, monkeypatch):
     assert pool.ended() == []
     pool.submit([(n, toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
     assert pool.unfinished == 3
     while len(pool._outcomes) < 3:
         pool._take_in()
-    started_s = time.monotonic()
+    waits_s, is_readable = [], pool._is_readable
+    monkeypatch.setattr(pool, "_is_readable", lambda wait_s: waits_s.append(wait_s) or is_readable(wait_s))
     found = dict(pool.ended())
-    assert time.monotonic() - started_s < 0.5
+    assert set(waits_s) == {0.0}
     assert set(found) == {2, 3, 4}
     assert all(isinstance(outcome, Compiled) for outcome in found.values())
     assert pool.unfinished == 0
@@ -250,7 +251,7 @@ def test_a_pool_that_still_imports_does_not_hold_up_who_withdraws(tmp_path, monk
         pool.submit([(n, job(toy.say_pid)) for n in range(5)])
         started_s = time.monotonic()
         assert pool.withdraw() == [3, 4]
-        assert time.monotonic() - started_s < 3.0
+        assert time.monotonic() - started_s < 30.0  # half of the import
     finally:
         pool._process.kill()
         pool.close()
