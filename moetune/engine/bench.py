@@ -11,15 +11,24 @@ from moetune.engine.backend import WAIT_S, Backend, Kernel
 from moetune.engine.budget import Deadline
 from moetune.engine.events import CompileProgress, Emit, TrialEnded
 from moetune.engine.gate import Gate
-from moetune.outcome import Compiled, Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
+from moetune.outcome import (
+    EVERY_COUNT,
+    SUBJECT_OF,
+    Compiled,
+    Failed,
+    FailureKind,
+    Measured,
+    Outcome,
+    Stage,
+    Subject,
+    Trial,
+)
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
 # More spilled registers than this lost every race seen; a few can still win, so zero is no rule.
 MAX_SPILLS = 16
-EVERY_COUNT = 0  # token count of trials that end at compile
 
-SUBJECT_OF = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
 ROLE_OF = {subject: role for role, subject in SUBJECT_OF.items()}
 
 Choice = MoEKernelConfig | LayerPlan | int

@@ -29,7 +29,7 @@ from moetune.engine.within import Within
 from moetune.engine.workers import Waiting, Workers, workers_of
 from moetune.errors import RunError
 from moetune.space import Space, candidates, counts_text, recorded_space, require_something
-from moetune_kernels.config import Role
+from moetune_kernels.config import MoEKernelConfig, Role
 
 __all__ = ["Job", "Ports", "Session", "SessionResult"]
 
@@ -156,19 +156,19 @@ class Session:
 
     def _first_kernels(self) -> Iterator[Kernel]:
         """Yield the default plans' kernels and the candidates, the roles by turns."""
-        defaults = [self.ports.default_plan(tokens) for tokens in self.job.tokens]
         wanted = [
-            [(role, config) for config in (*(plan.config(role) for plan in defaults), *self._spaces[role].configs)]
-            for role in Role
+            [(role, config) for config in (*self._default_configs(role), *self._spaces[role].configs)] for role in Role
         ]
         for kernels in itertools.zip_longest(*wanted):
             yield from (kernel for kernel in kernels if kernel is not None)
 
     def _await_default_kernels(self) -> None:
         """Wait for the default plans' kernels, which no race waits for; for others those wait that ask for them."""
-        plans = [self.ports.default_plan(tokens) for tokens in self.job.tokens]
-        if self._is_compiling_cut({(role, plan.config(role)) for plan in plans for role in Role}):
+        if self._is_compiling_cut({(role, config) for role in Role for config in self._default_configs(role)}):
             self._found.stopped_early = True
+
+    def _default_configs(self, role: Role) -> list[MoEKernelConfig]:
+        return [self.ports.default_plan(tokens).config(role) for tokens in self.job.tokens]
 
     def _is_compiling_cut(self, kernels: Collection[Kernel]) -> bool:
         """Wait for ``kernels`` of the first round; where that takes too long what is left of it is given up, and said."""

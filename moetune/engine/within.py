@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moetune.engine.bench import EVERY_COUNT, Bench
+from moetune.engine.bench import Bench
 from moetune.engine.events import Emit, SpaceCompiled
 from moetune.engine.finals import Verdict
-from moetune.outcome import Failed, FailureKind
+from moetune.outcome import EVERY_COUNT, Failed, FailureKind
 from moetune.space import Space, shared_heights
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
