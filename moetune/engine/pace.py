@@ -69,7 +69,7 @@ class Pace:
         needed_s = CAUTION * self.costs.probe_s(tokens, plans)
         return self.budget.working_s - self.counters_reserve_s >= needed_s
 
-    def count_fits(self, tokens: int, has_neighbours: bool) -> bool:  # noqa: FBT001  # of the count, no mode
+    def count_fits(self, tokens: int, *, has_neighbours: bool) -> bool:
         """Whether there is time for the least that ``tokens`` take: the default plan beside what is known, or a short race."""
         cost = self._cost(tokens, set(self.bench.loaded))
         race_s = 0.0 if has_neighbours else cost.ending_s

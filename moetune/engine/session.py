@@ -211,14 +211,12 @@ class Session:
         workers.each(counts, tune, give_up)
         left_out = sorted(self._found.left_out)
         if left_out:
-            self._found.cut_short(
-                f"no time was left for {counts_text(left_out)} tokens: the entries beside them serve these"
-            )
+            self._found.cut_short(f"no time was left for {counts_text(left_out)} tokens, which get no new entry")
 
     def _has_time_for(self, tokens: int) -> bool:
         """Whether a count is begun: the first one always is, so that there is a table."""
         found = self._found
-        return not found.entries or found.pace.count_fits(tokens, bool(found.memory.neighbours(tokens)))
+        return not found.entries or found.pace.count_fits(tokens, has_neighbours=bool(found.memory.neighbours(tokens)))
 
     def _look_between(self, workers: Workers) -> None:
         """Time plans between neighbouring entries, the widest gaps first."""

@@ -200,7 +200,7 @@ def test_a_budget_that_ends_first_leaves_counts_out_and_names_them(fake_backend,
     left_out = [tokens for tokens in TOKENS if tokens not in result.entries]
     assert 1 <= len(result.entries) < len(TOKENS)
     named = ", ".join(map(str, left_out))
-    assert f"no time was left for {named} tokens: the entries beside them serve these" in [
+    assert f"no time was left for {named} tokens, which get no new entry" in [
         warned.text for warned in audience.of(events.Warned)
     ]
     serves = [entry.serves for entry in result.entries.values()]
