@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 
-from moetune.measure.compiler import CompilePool, KernelJob
+from moetune.measure.compile_job import KernelJob
+from moetune.measure.compiler import CompilePool
 from moetune.measure.kernel_jobs import PRELOAD, gemm_job
 from moetune.measure.offline import Choice
 from moetune.outcome import Compiled

@@ -10,10 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 from moetune.errors import RunError
-from moetune.outcome import Measured, Source, Stage, Subject, Trial
+from moetune.outcome import EVERY_COUNT, Measured, Source, Stage, Subject, Trial
 from moetune.store import ListedTrial, RunRow, Store, StoreError, TrialFilter
 from moetune.store.database import connect_to_read
-from moetune.store.rows import EVERY_COUNT
 
 GEMMS = (Subject.GATE_UP, Subject.DOWN)
 _TRIED = (

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import reduce
 from typing import Any, TypeVar, cast
 
-from moetune_kernels.config import MoEKernelConfig
+from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
 TIME_DIGITS = 3  # of a stored round in microseconds; CUDA events tell no less
@@ -234,6 +234,10 @@ class Stage(Enum):
 
     SCREEN = "screen"
     FINAL = "final"
+
+
+EVERY_COUNT = 0  # token count of trials that ended at compile
+SUBJECT_OF = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

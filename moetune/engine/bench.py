@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -12,15 +12,24 @@ from moetune.engine.backend import WAIT_S, Backend, Entered, Kernel
 from moetune.engine.budget import Deadline
 from moetune.engine.events import CompileProgress, Emit, TrialEnded
 from moetune.engine.gate import Gate
-from moetune.outcome import Compiled, Failed, FailureKind, Measured, Outcome, Stage, Subject, Trial
+from moetune.outcome import (
+    EVERY_COUNT,
+    SUBJECT_OF,
+    Compiled,
+    Failed,
+    FailureKind,
+    Measured,
+    Outcome,
+    Stage,
+    Subject,
+    Trial,
+)
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
 # More spilled registers than this lost every race seen; a few can still win, so zero is no rule.
 MAX_SPILLS = 16
-EVERY_COUNT = 0  # token count of trials that end at compile
 
-SUBJECT_OF = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
 ROLE_OF = {subject: role for role, subject in SUBJECT_OF.items()}
 
 Choice = MoEKernelConfig | LayerPlan | int
@@ -67,6 +76,7 @@ class Bench:
         loaded: kernels that this backend launched at least once.
         under_way: kernels that the compiler has, in the order in which it was given them.
         promised: kernels of the first round: a search may count on them, because they are compiled soon.
+        wished: kernels that a search asked for: of these none is given up for want of time to compile it.
         requested: every kernel that was asked for in this sweep, in that order.
         why_outside: which of the user's limits removes a kernel from the race; what is outside is compiled and timed
             only as part of the default plan, and no trial says so, since another sweep has other limits.
@@ -81,6 +91,7 @@ class Bench:
     loaded: set[Kernel] = field(default_factory=set[Kernel])
     under_way: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
     promised: set[Kernel] = field(default_factory=set[Kernel])
+    wished: set[Kernel] = field(default_factory=set[Kernel])
     requested: dict[Kernel, None] = field(default_factory=dict[Kernel, None])
     why_outside: Callable[[Role, MoEKernelConfig], str | None] = lambda _, __: None
     tally: Tally = field(default_factory=Tally)
@@ -114,11 +125,17 @@ class Bench:
 
     # compiling, beside everything else
 
+    def wish(self, wanted: Iterable[Kernel]) -> None:
+        """Have kernels compiled that a search wants to see timed."""
+        kernels = list(wanted)
+        self.wished.update(kernels)
+        self.request(kernels)
+
     def request(self, wanted: Iterable[Kernel]) -> None:
         """Have kernels compiled that are not, the first ones first and all of them before whatever waits already."""
         kernels = dict.fromkeys(wanted)
         self.requested.update(kernels)
-        asked = [kernel for kernel in kernels if self._is_wanted(kernel)]
+        asked = [kernel for kernel in kernels if self.is_wanted(kernel)]
         if not asked:
             return
         waiting = dict.fromkeys(self.backend.withdraw())
@@ -127,7 +144,7 @@ class Bench:
         self.under_way.update(dict.fromkeys(fresh))
         self._emit_progress()
 
-    def _is_wanted(self, kernel: Kernel) -> bool:
+    def is_wanted(self, kernel: Kernel) -> bool:
         """Whether nobody knows yet how the kernel's compile ends."""
         role, config = kernel
         return kernel not in self.compiled and (SUBJECT_OF[role], EVERY_COUNT, config) not in self.screened
@@ -153,8 +170,13 @@ class Bench:
         return True
 
     def await_promised(self, deadline: Deadline) -> bool:
-        """Wait for the first round; False when the deadline passed, and what no compiler has begun is given up."""
-        while self.promised & self.under_way.keys():
+        """Wait for the first round; False when the deadline passed, and what no compiler has begun of it is given up."""
+        return self.await_all(self.promised, deadline)
+
+    def await_all(self, kernels: Collection[Kernel], deadline: Deadline) -> bool:
+        """Wait for all of ``kernels``; False when the deadline passed, and :meth:`give_up_compiling` was called."""
+        self.collect()
+        while any(kernel in self.under_way for kernel in kernels):
             if deadline.passed:
                 self.give_up_compiling()
                 return False
@@ -162,9 +184,10 @@ class Bench:
         return True
 
     def give_up_compiling(self) -> None:
-        """Take back what no compiler has begun."""
-        waiting = self.backend.withdraw()
-        for kernel in waiting:
+        """Take back what no compiler has begun and no search asked for: the end of the first round, which promises least."""
+        waiting = dict.fromkeys(self.backend.withdraw())
+        self.backend.submit([kernel for kernel in waiting if kernel in self.wished])
+        for kernel in waiting.keys() - self.wished:
             del self.under_way[kernel]
             del self.requested[kernel]
         self._emit_progress()

@@ -10,7 +10,8 @@ from math import inf
 Clock = Callable[[], float]
 
 COMPILE_SHARE = 0.4  # of what is left when compiling starts: what its first round may take before it is cut
-CLOSING_S = 4.0  # the last write, the recording, and what no estimate foresaw
+# Kept for the end: the processes' (0.4 s on an H200), the last write's, the recording's, and for what no estimate foresaw.
+CLOSING_S, CLOSING_SHARE, CLOSING_MOST_S = 0.7, 0.015, 4.0
 CAUTION = 1.1  # times what the later counts are expected to need: what is left of that may be lent at will
 ESTIMATES_ERR = 1.6  # times its own estimate, as long as the later counts keep theirs
 
@@ -51,6 +52,7 @@ class CountCost:
         ending_s, down_ending_s: the fewest that race whatever the time, both roles and down alone.
         finals_s: routing, layers and their verification.
         least_s: what is left without races: the finals of a few plans.
+        shortest_s: the fewest entrants of both roles, and finals with the fewest rounds of all that these give.
     """
 
     opening_s: float
@@ -60,16 +62,12 @@ class CountCost:
     down_ending_s: float
     finals_s: float
     least_s: float
+    shortest_s: float
 
     @property
     def total_s(self) -> float:
         """All of it once the count is open."""
         return self.gate_up_s + self.down_s + self.finals_s
-
-    @property
-    def shortest_races_s(self) -> float:
-        """What a race of the fewest entrants takes, both roles and full finals included."""
-        return self.ending_s + max(self.finals_s - self.least_s, 0.0)
 
     def times(self, factor: float) -> CountCost:
         """Return the cost where everything takes ``factor`` times as long."""
@@ -93,15 +91,25 @@ class Allowance:
     races: bool
 
     @property
+    def is_scarce(self) -> bool:
+        """Whether it may not spend all that it is expected to need."""
+        return self.share < 1.0
+
+    @property
     def gate_up_deadline(self) -> Deadline:
         """The end of gate-up's race: what follows it, down's race included, has its own time."""
         part = self.cost.gate_up_s / max(self.cost.gate_up_s + self.cost.down_s, 1e-9)
-        return self.deadline.before(self.cost.finals_s + (1.0 - self.share) * self.cost.ending_s).after(part)
+        return self.deadline.before(self._finals_s + (1.0 - self.share) * self.cost.ending_s).after(part)
 
     @property
     def down_deadline(self) -> Deadline:
         """The end of down's race."""
-        return self.deadline.before(self.cost.finals_s + (1.0 - self.share) * self.cost.down_ending_s)
+        return self.deadline.before(self._finals_s + (1.0 - self.share) * self.cost.down_ending_s)
+
+    @property
+    def _finals_s(self) -> float:
+        """What is kept for the finals, whose last heat takes as many rounds as there is time for."""
+        return max(self.share * self.cost.finals_s, self.cost.least_s) if self.is_scarce else self.cost.finals_s
 
 
 def wall_s(parts_s: Sequence[float], workers: int) -> float:
@@ -130,6 +138,11 @@ class Budget:
         """Seconds left; negative when the budget is overdrawn."""
         return self._started_s + self.total_s - self.clock()
 
+    @property
+    def working_s(self) -> float:
+        """Seconds left for work: what the end takes is kept."""
+        return self.remaining_s - min(CLOSING_S + CLOSING_SHARE * self.total_s, CLOSING_MOST_S)
+
     def compile_deadline(self) -> Deadline:
         """Return the moment when a first round of compiles that starts now is cut."""
         return Deadline(self.clock() + COMPILE_SHARE * self.remaining_s, self.clock)
@@ -147,7 +160,7 @@ class Budget:
         """
         first, later = costs[0], costs[1:]
         now_s = self.clock()
-        left_s = self._started_s + self.total_s - now_s - reserve_s - CLOSING_S
+        left_s = self.working_s - reserve_s
         if left_s == inf:
             return Allowance(first, Deadline(inf, self.clock), share=1.0, races=True)
         later_s = wall_s([cost.opening_s + cost.total_s for cost in later], workers)
@@ -160,4 +173,4 @@ class Budget:
         extra_s = (left_s - least_s) * (first.total_s - first.least_s) / wanted_s if wanted_s > 0 else 0.0
         deadline = Deadline(now_s + first.least_s + extra_s, self.clock)
         share = min(max((first.least_s + extra_s) / first.total_s, 0.0), 1.0)
-        return Allowance(first, deadline, share=share, races=extra_s >= first.shortest_races_s)
+        return Allowance(first, deadline, share=share, races=extra_s >= first.shortest_s - first.least_s)

@@ -54,6 +54,7 @@ class Findings:
         refused: why ``strict`` wrote no entry.
         surveyed: races that were begun, by role and token count.
         probes: what was timed between entries.
+        left_out: counts that there was no time for.
         stopped_early: whether the budget cut something.
         no_time_between: whether it ended the look between entries.
     """
@@ -71,6 +72,7 @@ class Findings:
     refused: list[str] = field(default_factory=list[str])
     surveyed: dict[tuple[Role, int], Race] = field(default_factory=dict[tuple[Role, int], Race])
     probes: list[GapProbed] = field(default_factory=list[GapProbed])
+    left_out: list[int] = field(default_factory=list[int])
     stopped_early: bool = False
     no_time_between: bool = False
 
@@ -201,9 +203,9 @@ class CountTuner:
     def _raced_plans(self, tokens: int, allowance: Allowance) -> tuple[list[LayerPlan], bool]:
         """Return the finalists of both races, and whether one of these was cut short."""
         races = {role: self._race(role, tokens) for role in Role}
-        if allowance.share < 1.0:  # one after the other: gate-up, which comes first, must leave down its time
+        if allowance.is_scarce:  # one after the other: gate-up, which comes first, must leave down its time
             for role, deadline in ((Role.GATE_UP, allowance.gate_up_deadline), (Role.DOWN, allowance.down_deadline)):
-                by_turns([self._entering(races[role], deadline)])
+                self._hurry(races[role], deadline)
         else:
             by_turns([self._entering(race, allowance.down_deadline) for race in races.values()])
         finish(list(races.values()), allowance.down_deadline)
@@ -227,6 +229,14 @@ class CountTuner:
         self._remember(race)
         quota = self.findings.pace.rest(race.role, race.tokens)
         return race.entering(self._search(race.role, race.tokens, quota), deadline)
+
+    def _hurry(self, race: Race, deadline: Deadline) -> None:
+        """Let in what is compiled of what the survey left and the search asks for, and wait for nothing.
+
+        A search may still have kernels compiled: other token counts profit from those that come too late for this one.
+        """
+        quota = self.findings.pace.wishes(race.role, race.tokens)
+        race.hurry(self._search(race.role, race.tokens, quota), deadline)
 
     def _race(self, role: Role, tokens: int) -> Race:
         """Return the race that a survey began, whichever worker that was, or a new one."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from moetune.engine.backend import Kernel
 from moetune.engine.bench import Bench
-from moetune.engine.budget import CAUTION, CLOSING_S, Allowance, Budget, CountCost, Deadline, wall_s
+from moetune.engine.budget import CAUTION, Allowance, Budget, CountCost, Deadline, wall_s
 from moetune.engine.costs import Costs, Entrants
 from moetune.engine.schedule import TRIALS, Quota, carried_over, quotas
 from moetune.space import Space, sensible_block_ms
@@ -68,7 +68,13 @@ class Pace:
     def probe_fits(self, tokens: int, plans: int) -> bool:
         """Whether so many plans can be timed at ``tokens``, and what comes after that still has its time."""
         needed_s = CAUTION * self.costs.probe_s(tokens, plans)
-        return self.budget.remaining_s - self.counters_reserve_s - CLOSING_S >= needed_s
+        return self.budget.working_s - self.counters_reserve_s >= needed_s
+
+    def count_fits(self, tokens: int, *, has_neighbours: bool) -> bool:
+        """Whether there is time for the least that ``tokens`` take: the default plan beside what is known, or a short race."""
+        cost = self._cost(tokens, set(self.bench.loaded), self._at_hand())
+        race_s = 0.0 if has_neighbours else cost.ending_s
+        return self.budget.working_s >= cost.opening_s + race_s + cost.least_s
 
     def admit(self, tokens: int) -> None:
         """Take a token count in that was not on the ladder."""
@@ -111,17 +117,25 @@ class Pace:
         left = self._quotas[tokens].trials - self.asked[role, tokens]
         return Quota(trials=max(left, FEWEST_TRIALS), kernels=0)
 
+    def wishes(self, role: Role, tokens: int) -> Quota:
+        """Return what a race may try that waits for no compiler: the kernels that no survey asked for are asked for there."""
+        trials = self.rest(role, tokens).trials
+        return Quota(trials=trials, kernels=min(self.quota(role, tokens).kernels, trials))
+
     def survey_deadline(self, counts: Sequence[int]) -> Deadline | None:
         """Return when a survey of ``counts`` ends, None where there is no time for one.
 
-        It takes trials from the races that follow; what it adds is opening the counts once more.
+        It takes trials from the races that follow; what it adds is opening the counts once more. Where there is too little
+        time for all races it still tells what to compile, from half of what the least of every count leaves.
         """
         loaded, at_hand = set(self.bench.loaded), self._at_hand()
         costs = {tokens: self._cost(tokens, loaded, at_hand) for tokens in self.tokens}
         later_s = wall_s([cost.opening_s + cost.total_s for cost in costs.values()], self.workers())
         extra_s = wall_s([costs[tokens].opening_s for tokens in counts], self.workers())
-        left_s = self.budget.remaining_s - self.counters_reserve_s - CLOSING_S
-        if not counts or left_s < CAUTION * (later_s + extra_s):
+        left_s = self.budget.working_s - self.counters_reserve_s
+        if left_s < CAUTION * (later_s + extra_s):
+            left_s -= CAUTION * wall_s([cost.opening_s + cost.least_s for cost in costs.values()], self.workers())
+        if not counts or left_s <= 0:
             return None
         return Deadline(self.budget.clock() + left_s, self.budget.clock).after(SURVEY_SHARE)
 
@@ -145,6 +159,7 @@ class Pace:
             ]
             count = min(self.rest(role, tokens).trials, len(pool))
             unloaded = [config for config in pool if (role, config) not in loaded][:count]
+            kinds = {config.structure for one, config in loaded if one is role}
             loaded.update((role, config) for config in unloaded)
-            found[role] = Entrants(count, len(unloaded))
+            found[role] = Entrants(count, len(unloaded), len({config.structure for config in unloaded} - kinds))
         return found

@@ -14,7 +14,7 @@ from math import inf
 from moetune.engine.backend import EntryTerms
 from moetune.engine.bench import Bench, time_of
 from moetune.engine.budget import Deadline
-from moetune.engine.entrance import Entrance
+from moetune.engine.entrance import Entrance, by_turns
 from moetune.engine.gate import SLOW_RATIO, Gate
 from moetune.outcome import Failed, FailureKind, Measured, Outcome
 from moetune.strategies.base import Strategy
@@ -111,7 +111,7 @@ class Race:
 
     def surveying(self, strategy: Strategy, deadline: Deadline) -> Entrance:
         """Return the entry where what is compiled for it alone is left for :meth:`enter_late`."""
-        return Entrance(self, strategy, deadline, self._is_under_way)
+        return Entrance(self, strategy, deadline, self._is_wish)
 
     def entering(self, strategy: Strategy, deadline: Deadline) -> Entrance:
         """Return the entry that waits for what the compiler has still."""
@@ -131,14 +131,33 @@ class Race:
         """Have what a search asked for compiled, and note what is left for later."""
         self.bench.collect()  # what came from the compiler since is no reason to leave it
         self.asked.update(dict.fromkeys(asked))
-        self.bench.request((self.role, config) for config in asked)
+        self.bench.wish((self.role, config) for config in asked)
         self._late.update(dict.fromkeys(config for config in asked if is_left(config)))
 
     def is_late(self, config: MoEKernelConfig) -> bool:
         """Whether a config was left for later."""
         return config in self._late
 
+    def hurry(self, strategy: Strategy, deadline: Deadline) -> None:
+        """Time what is compiled of what the search asks for, and what came of earlier wishes; wait only for a safe few."""
+        self._glean(deadline)
+        by_turns([Entrance(self, strategy, deadline, self._is_under_way)])
+        while len(self._entrants) < SAFE_ENTRANTS and self._late and self.ready(self._late, deadline):
+            self._glean(deadline)
+        self._glean(deadline)
+
+    def _glean(self, deadline: Deadline) -> None:
+        """Time those of what was left that have come."""
+        self.bench.collect()
+        come = [config for config in self._late if not self._is_under_way(config)]
+        with closing(self.times(come, deadline)) as ends:
+            for config, _ in ends:
+                del self._late[config]
+
     def _is_under_way(self, config: MoEKernelConfig) -> bool:
+        return (self.role, config) in self.bench.under_way
+
+    def _is_wish(self, config: MoEKernelConfig) -> bool:
         kernel = self.role, config
         return kernel in self.bench.under_way and kernel not in self.bench.promised
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from math import exp, inf
 from random import Random
 
-from moetune.engine.bench import EVERY_COUNT, ROLE_OF
+from moetune.engine.bench import ROLE_OF
 from moetune.engine.costs import FLUSH_S, KERNEL_S, LOAD_S, TRIAL_S
 from moetune.engine.entrance import BATCH
 from moetune.engine.memory import Memory
 from moetune.engine.pace import FEWEST_TRIALS
 from moetune.engine.race import pattern_of
 from moetune.engine.schedule import MOST_KERNELS, POLISH_SHARE, Quota, carried_over, order, quotas
-from moetune.outcome import Measured, Outcome, Stage, Trial
+from moetune.outcome import EVERY_COUNT, Measured, Outcome, Stage, Trial
 from moetune.space import Space, sensible_block_ms
 from moetune.space.load import ExpertLoad
 from moetune.space.prior import Problem

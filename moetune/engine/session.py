@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.engine.backend import Backend, Kernel
@@ -20,6 +20,7 @@ from moetune.engine.count import CountTuner, Findings
 from moetune.engine.counting import count_winners
 from moetune.engine.entries import with_figures, with_ranges
 from moetune.engine.events import CountersStarted, SpaceReady, SurveyStarted, TokenFailed, TokenStarted, Warned
+from moetune.engine.fitting import Fitting
 from moetune.engine.job import Job, Ports, SessionResult
 from moetune.engine.ladder import gaps
 from moetune.engine.pace import Pace
@@ -27,8 +28,8 @@ from moetune.engine.schedule import order
 from moetune.engine.within import Within
 from moetune.engine.workers import Waiting, Workers, workers_of
 from moetune.errors import RunError
-from moetune.space import Space, candidates, recorded_space, require_something
-from moetune_kernels.config import Role
+from moetune.space import Space, candidates, counts_text, recorded_space, require_something
+from moetune_kernels.config import MoEKernelConfig, Role
 
 __all__ = ["Job", "Ports", "Session", "SessionResult"]
 
@@ -71,7 +72,7 @@ class Session:
             found = self._found = self._prepare(workers)
             counts = order(self.job.tokens)
             self._survey(workers, counts)
-            self._await_first_kernels()
+            self._await_default_kernels()
             self._tune(workers, counts)
             if not found.entries:
                 raise self._why_nothing()
@@ -116,9 +117,10 @@ class Session:
                 space.pool(self.job.tokens[0])
         ceilings = workers.ceilings()
         self.ports.journal.record_ceilings(ceilings.bytes_per_s, ceilings.flops)
-        is_cut = (self._is_recorded or self.job.limits.any) and self._is_first_round_cut()
+        is_cut = (self._is_recorded or self.job.limits.any) and self._is_compiling_cut(self._bench.promised)
         if self.job.limits.any:  # what is inside them, only the compiler's reports tell
-            self._within.report(self.job.tokens, self._emit)
+            fitting = Fitting(self._within, self.job.tokens, self._budget.compile_deadline())
+            is_cut = not fitting.run(self._emit) or is_cut
         costs = Costs(self.backend.shape, ceilings)
         return Findings(
             job=self.job,
@@ -157,21 +159,23 @@ class Session:
 
     def _first_kernels(self) -> Iterator[Kernel]:
         """Yield the default plans' kernels and the candidates, the roles by turns."""
-        defaults = [self.ports.default_plan(tokens) for tokens in self.job.tokens]
         wanted = [
-            [(role, config) for config in (*(plan.config(role) for plan in defaults), *self._spaces[role].configs)]
-            for role in Role
+            [(role, config) for config in (*self._default_configs(role), *self._spaces[role].configs)] for role in Role
         ]
         for kernels in itertools.zip_longest(*wanted):
             yield from (kernel for kernel in kernels if kernel is not None)
 
-    def _await_first_kernels(self) -> None:
-        if self._is_first_round_cut():
+    def _await_default_kernels(self) -> None:
+        """Wait for the default plans' kernels, which no race waits for; for others those wait that ask for them."""
+        if self._is_compiling_cut({(role, config) for role in Role for config in self._default_configs(role)}):
             self._found.stopped_early = True
 
-    def _is_first_round_cut(self) -> bool:
-        """Wait for what is left of the first round; what takes too long is given up, and said."""
-        if self._bench.await_promised(self._budget.compile_deadline()):
+    def _default_configs(self, role: Role) -> list[MoEKernelConfig]:
+        return [self.ports.default_plan(tokens).config(role) for tokens in self.job.tokens]
+
+    def _is_compiling_cut(self, kernels: Collection[Kernel]) -> bool:
+        """Wait for ``kernels`` of the first round; where that takes too long what is left of it is given up, and said."""
+        if self._bench.await_all(kernels, self._budget.compile_deadline()):
             return False
         self._emit(Warned("the budget cut the compiles short: the least promising candidates are left out"))
         return True
@@ -195,6 +199,9 @@ class Session:
 
     def _tune(self, workers: Workers, counts: Sequence[int]) -> None:
         def tune(bench: Bench, tokens: int, waiting: Waiting[int]) -> None:
+            if not self._has_time_for(tokens):
+                self._found.left_out.append(tokens)
+                return
             place = counts.index(tokens) + 1
             self._emit(TokenStarted(tokens, place, len(counts)))
             if len(counts) - place < READY_COUNTS and self._found.pace.counters_fit(len(counts)):
@@ -205,6 +212,14 @@ class Session:
             self._emit(TokenFailed(tokens, reason))
 
         workers.each(counts, tune, give_up)
+        left_out = sorted(self._found.left_out)
+        if left_out:
+            self._found.cut_short(f"no time was left for {counts_text(left_out)} tokens, which get no new entry")
+
+    def _has_time_for(self, tokens: int) -> bool:
+        """Whether a count is begun: the first one always is, so that there is a table."""
+        found = self._found
+        return not found.entries or found.pace.count_fits(tokens, has_neighbours=bool(found.memory.neighbours(tokens)))
 
     def _look_between(self, workers: Workers) -> None:
         """Time plans between neighbouring entries, the widest gaps first."""

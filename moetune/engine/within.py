@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from moetune.engine.bench import Bench
 from moetune.engine.events import Emit, SpaceCompiled
 from moetune.engine.finals import Verdict
-from moetune.errors import UsageError
-from moetune.outcome import Failed
-from moetune.space import Space, sensible_block_ms
+from moetune.outcome import EVERY_COUNT, Failed, FailureKind
+from moetune.space import Space, shared_heights
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.plan import LayerPlan
 
@@ -36,33 +35,49 @@ class Within:
         reasons = {role: self.why_outside(role, plan.config(role)) for role in Role}
         return next((f"{role.value}: {reason}" for role, reason in reasons.items() if reason is not None), None)
 
-    def report(self, tokens: Sequence[int], emit: Emit) -> None:
-        """Say how many compiled candidates are inside, and refuse limits that leave a GEMM or every token count none.
+    def kept(self, role: Role) -> set[int]:
+        """Return the tile heights at which a compiled kernel keeps to the limits."""
+        return {config.block_m for config in self.bench.inside(role)}
 
-        Raises:
-            UsageError: saying which limit removed how many, by what the compiler reported.
-        """
+    def unserved(self, tokens: Sequence[int]) -> list[int]:
+        """Return the token counts that have no tile height at which both GEMMs have a compiled kernel inside."""
+        both = self.kept(Role.GATE_UP) & self.kept(Role.DOWN)
+        return [count for count in tokens if not both & shared_heights(self.spaces, count)]
+
+    def report(self, emit: Emit) -> None:
+        """Say how many compiled kernels are inside, and which limit removed how many of the others."""
+        for role in Role:
+            emit(self._compiled(role))
+
+    def why_nothing(self, tokens: Sequence[int]) -> str | None:
+        """Say what of the compiled kernels the limits removed where they leave a GEMM or every token count none, or None."""
         said = [self._compiled(role) for role in Role]
-        for space in said:
-            emit(space)
-        removed = "; ".join(f"{space.role.value}: {_counted(space)}" for space in said if space.outside)
+        counted = {space.role: [*_counted(space), *self._dropped(space.role)] for space in said}
+        removed = "; ".join(f"{role.value}: {', '.join(parts)}" for role, parts in counted.items() if parts)
         empty = [space.role.value for space in said if not space.inside]
         if removed and empty:
-            raise UsageError(f"no compiled kernel is left for {' and '.join(empty)}: {removed}; widen the limits")
-        heights = {role: {config.block_m for config in self.bench.inside(role)} for role in Role}
-        shared, shape = heights[Role.GATE_UP] & heights[Role.DOWN], self.bench.backend.shape
-        if removed and not any(shared.intersection(sensible_block_ms(shape, count)) for count in tokens):
-            both = " and ".join(f"{role.value} keeps {sorted(kept)}" for role, kept in heights.items())
-            raise UsageError(
-                f"no token count has a block_m left that both GEMMs share: {both}; {removed}; widen the limits"
-            )
+            return f"no compiled kernel is left for {' and '.join(empty)}: {removed}"
+        if removed and len(self.unserved(tokens)) == len(tokens):
+            both = " and ".join(f"{role.value} keeps {sorted(self.kept(role))}" for role in Role)
+            return f"no token count has a block_m left that both GEMMs share: {both}; {removed}"
+        return None
 
     def _compiled(self, role: Role) -> SpaceCompiled:
-        """Return how many compiled candidates are inside, and which limit removed how many of the others."""
-        known = [config for config in self.spaces[role].configs if (role, config) in self.bench.compiled]
+        """Return how many compiled kernels that may win are inside, and which limit removed how many of the others."""
+        space = self.spaces[role]
+        known = [
+            config for one, config in self.bench.compiled if one is role and space.limits.why_not(config, role) is None
+        ]
         reasons = [self.why_outside(role, config) for config in known]
         outside = Counter(reason for reason in reasons if reason is not None)
         return SpaceCompiled(role, len(known) - outside.total(), outside)
+
+    def _dropped(self, role: Role) -> list[str]:
+        """Say how many kernels the compiler left without the room they need, as a register cap does, or nothing."""
+        why_not, ended = self.spaces[role].limits.why_not, self.bench.ended(role, EVERY_COUNT).items()
+        kinds = [end.kind for config, end in ended if isinstance(end, Failed) and why_not(config, role) is None]
+        count = kinds.count(FailureKind.RESOURCES)
+        return [f"{count:,} spill registers or need more than the GPU has"] if count else []
 
     def explained(self, verdict: Verdict | Failed, default: LayerPlan) -> Verdict | Failed:
         """Return the verdict; of a failed one the reason says too when the default plan was timed but may not win."""
@@ -82,5 +97,5 @@ class Within:
         )
 
 
-def _counted(space: SpaceCompiled) -> str:
-    return ", ".join(f"{limit}: {count:,} removed" for limit, count in space.outside.items())
+def _counted(space: SpaceCompiled) -> list[str]:
+    return [f"{limit}: {count:,} removed" for limit, count in space.outside.items()]

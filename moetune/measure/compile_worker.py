@@ -7,8 +7,7 @@ kernels are made of is read for several at once: the disassembler takes 0.2 s to
 Started by :class:`moetune.measure.compiler.CompilePool` as ``python -m moetune.measure.compile_worker``; it never touches
 a GPU, and it ends when its standard input does.
 
-Both pipes carry pickles, each behind its length in eight bytes. In: :class:`Setup`, then ``(number, pickled job)`` and
-:class:`Recall`. Out: ``(number, outcome)``, and to each Recall ``(RECALLED, numbers)``.
+What both pipes carry says :mod:`moetune.measure.compile_messages`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ import pickle
 import selectors
 import shutil
 import signal
-import struct
-import sys
 import threading
 import time
 from collections import deque
@@ -31,34 +28,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moetune.measure.compile_messages import RECALLED, SCRATCH_PREFIX, Recall, Setup, frame, read_one, unframe, write
 from moetune.measure.unread import ReadMixes, Unread
 from moetune.outcome import Failed, FailureKind
 
-SCRATCH_PREFIX = "moetune-compile-"
-RECALLED = -1  # in the place of a job's number
-_LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 16
 _REASON_CHARACTERS = 240
 _MOST_READ_TOGETHER = (
     8  # kernels: what is left of the disassembler's start, 0.2 s, is then less than the reading itself
 )
 _JOBS_PER_CHILD = 64  # Triton keeps every compiled kernel in memory, half a megabyte each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What the process needs before the first job: how many children, how long each, and modules to import once."""
-
-    workers: int
-    limit_s: float
-    preload: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """Takes back those of the jobs ``numbers`` that no child has begun; the answer says which, in their order."""
-
-    numbers: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -75,24 +54,6 @@ class Child:
     deadline: float = math.inf
     taken: int = 0
     received: bytearray = field(default_factory=bytearray)
-
-
-def frame(value: Any) -> bytes:
-    """Return ``value`` pickled behind its length."""
-    body = pickle.dumps(value)
-    return _LENGTH.pack(len(body)) + body
-
-
-def unframe(buffer: bytearray) -> list[Any]:
-    """Take every complete value off the front of ``buffer``."""
-    values = []
-    while len(buffer) >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(buffer)
-        if len(buffer) < _LENGTH.size + length:
-            break
-        values.append(pickle.loads(buffer[_LENGTH.size : _LENGTH.size + length]))  # noqa: S301  # our own pipe
-        del buffer[: _LENGTH.size + length]
-    return values
 
 
 def one_line(error: BaseException) -> str:
@@ -196,7 +157,7 @@ class Server:
     def _give(self, child: Child, work: int | list[tuple[int, Unread]], job: bytes) -> None:
         child.work, child.deadline = work, time.monotonic() + self._setup.limit_s
         with contextlib.suppress(BrokenPipeError):  # it died while idle: its end is heard, and the job fails
-            _write(child.jobs, frame(job))
+            write(child.jobs, frame(job))
 
     def _hear(self, child: Child) -> None:
         data = os.read(child.answers, _READ_BYTES)
@@ -249,13 +210,7 @@ class Server:
         return status if finished else os.waitpid(child.pid, 0)[1]
 
     def _answer(self, number: int, outcome: Any) -> None:
-        _write(self._results, frame((number, outcome)))
-
-
-def _write(pipe: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(pipe, rest) :]
+        write(self._results, frame((number, outcome)))
 
 
 def _death(status: int) -> str:
@@ -272,7 +227,7 @@ def _compile_until_told(jobs: int, answer: int) -> None:
     try:
         os.setpgid(0, 0)
         while True:
-            _write(answer, frame(_outcome(_read_one(jobs))))
+            write(answer, frame(_outcome(read_one(jobs))))
     finally:
         os._exit(0)  # the pool closed its end, or a job broke more than itself: the server hears that nothing came
 
@@ -323,27 +278,12 @@ def _private_pipes() -> tuple[int, int]:
     return requests, results
 
 
-def _read_one(requests: int) -> Any:
-    head = _read_exactly(requests, _LENGTH.size)
-    return pickle.loads(_read_exactly(requests, _LENGTH.unpack(head)[0]))  # noqa: S301  # our own pipe
-
-
-def _read_exactly(requests: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = os.read(requests, count - len(data))
-        if not piece:
-            raise EOFError("the other end closed")
-        data += piece
-    return data
-
-
 def main() -> None:
     """Serve one pool. Ctrl-C is the pool's business: it closes our input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         requests, results = _private_pipes()
-        setup = _read_one(requests)
+        setup = read_one(requests)
         _warm_up(setup.preload)
         os.dup2(1, 2)  # start-up errors went to the pool's log; from here on it is compilers' noise
         Server(requests, results, setup).run()
@@ -359,5 +299,4 @@ def _remove_scratch() -> None:
 
 
 if __name__ == "__main__":
-    sys.modules.setdefault("moetune.measure.compile_worker", sys.modules["__main__"])  # Setup pickles under this name
     main()

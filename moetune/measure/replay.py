@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from moetune.engine.backend import Ceilings, Kernel, KernelByKernel, LayerFigures
-from moetune.outcome import Compiled, Failed, FailureKind, Figure, Measured, Outcome, Source, Stage, Subject, Trial
+from moetune.outcome import (
+    EVERY_COUNT,
+    SUBJECT_OF,
+    Compiled,
+    Failed,
+    FailureKind,
+    Figure,
+    Measured,
+    Outcome,
+    Source,
+    Stage,
+    Subject,
+    Trial,
+)
 from moetune_kernels.config import MoEKernelConfig, Role
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.plan import LayerPlan
 from moetune_kernels.shape import MoEShape
 
 Choice = MoEKernelConfig | LayerPlan | int
-
-_SUBJECT = {Role.GATE_UP: Subject.GATE_UP, Role.DOWN: Subject.DOWN}
-_EVERY_COUNT = 0  # token count of trials that ended at compile
 
 
 class ReplayBackend(KernelByKernel):
@@ -68,7 +78,7 @@ class ReplayBackend(KernelByKernel):
     @property
     def token_counts(self) -> list[int]:
         """The token counts that have trials and a bound, ascending."""
-        raced = {tokens for _, tokens, _, _ in self._trials if tokens != _EVERY_COUNT}
+        raced = {tokens for _, tokens, _, _ in self._trials if tokens != EVERY_COUNT}
         return sorted(raced & set(self._bounds))
 
     def ceilings(self) -> Ceilings:
@@ -80,7 +90,7 @@ class ReplayBackend(KernelByKernel):
         found = [
             choice
             for subject, _, choice, _ in self._trials
-            if subject is _SUBJECT[role] and isinstance(choice, MoEKernelConfig)
+            if subject is SUBJECT_OF[role] and isinstance(choice, MoEKernelConfig)
         ]
         return list(dict.fromkeys(found))
 
@@ -110,10 +120,10 @@ class ReplayBackend(KernelByKernel):
         return kernels
 
     def _compiler_said(self, role: Role, config: MoEKernelConfig) -> Compiled | Failed:
-        ended = self._trials.get((_SUBJECT[role], _EVERY_COUNT, config, Stage.SCREEN))
+        ended = self._trials.get((SUBJECT_OF[role], EVERY_COUNT, config, Stage.SCREEN))
         if ended is not None and isinstance(ended.outcome, Failed):
             return ended.outcome
-        compiled = self._compiled.get((_SUBJECT[role], config))
+        compiled = self._compiled.get((SUBJECT_OF[role], config))
         return compiled or _unrecorded(f"{role.value} was never compiled with this config")
 
     def open(self, tokens: int) -> Failed | None:
@@ -131,16 +141,16 @@ class ReplayBackend(KernelByKernel):
     def time_kernel(self, role: Role, config: MoEKernelConfig, samples: int) -> Outcome:
         """Return the recorded end of this kernel's race; ``samples`` is whatever was recorded."""
         del samples
-        return self._screened(_SUBJECT[role], config)
+        return self._screened(SUBJECT_OF[role], config)
 
     def first_launch_us(self, role: Role, config: MoEKernelConfig) -> float | Failed:
         """Return the recorded median: first launches are not recorded, and the race only compares them."""
-        outcome = self._screened(_SUBJECT[role], config)
+        outcome = self._screened(SUBJECT_OF[role], config)
         return outcome if isinstance(outcome, Failed) else outcome.median_us
 
     def verify_kernel(self, role: Role, config: MoEKernelConfig) -> Failed | None:
         """Return the recorded verdict; a kernel that was never compared with the reference is no winner."""
-        trial = self._trials.get((_SUBJECT[role], self._open_tokens, config, Stage.SCREEN))
+        trial = self._trials.get((SUBJECT_OF[role], self._open_tokens, config, Stage.SCREEN))
         if trial is not None and isinstance(trial.outcome, Failed):
             return trial.outcome
         return None if trial is not None and trial.verified else _unrecorded(f"{role.value} was never verified")

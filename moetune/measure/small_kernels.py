@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from moetune.measure.calls import DTYPES
-from moetune.measure.compiler import KernelJob
+from moetune.measure.compile_job import KernelJob
 from moetune.measure.kernel_jobs import small_call
 from moetune.measure.odd import LAYER_TOKENS
 from moetune.models.roofline import total_experts

@@ -1,13 +1,15 @@
-"""Whether a user's limits leave anything to try, said before anything is compiled."""
+"""Whether a user's limits leave anything to try, said before anything is compiled; and what there is to try."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from moetune.errors import UsageError
 from moetune.space.load import sensible_block_ms
+from moetune.space.select import tile_of
 from moetune.space.space import Space
-from moetune_kernels.config import Role
+from moetune_kernels.config import MoEKernelConfig, Role
 
 MOST_COUNTS = 6  # token counts that a sentence names
 
@@ -23,9 +25,9 @@ def require_something(spaces: Mapping[Role, Space], tokens: Sequence[int]) -> No
     for role, space in spaces.items():
         if not space.legal:
             raise UsageError(f"no config is left for {role.value}: {removed_text(space)}; widen the limits")
-    bare = [count for count in tokens if not _shared(spaces, count)]
+    bare = [count for count in tokens if not shared_heights(spaces, count)]
     if bare:
-        named = ", ".join(map(str, bare[:MOST_COUNTS])) + (", …" if len(bare) > MOST_COUNTS else "")
+        named = counts_text(bare)
         sensible = ", ".join(map(str, sensible_block_ms(spaces[Role.DOWN].shape, bare[0])))
         raise UsageError(
             f"no config is left at {named} tokens: both GEMMs need one block_m out of {sensible} at {bare[0]}, and "
@@ -35,12 +37,38 @@ def require_something(spaces: Mapping[Role, Space], tokens: Sequence[int]) -> No
         )
 
 
-def _shared(spaces: Mapping[Role, Space], tokens: int) -> set[int]:
+def shared_heights(spaces: Mapping[Role, Space], tokens: int) -> set[int]:
     """Return the tile heights that are left to both GEMMs at ``tokens``."""
     shared = set(sensible_block_ms(spaces[Role.DOWN].shape, tokens))
     for space in spaces.values():
         shared &= space.block_ms(tokens)
     return shared
+
+
+def telling(space: Space) -> list[MoEKernelConfig]:
+    """Return the configs whose compiles together show whether any keeps the limits, those that take least of them first.
+
+    Of a tile these are the one without a cap and the one under the user's own: with another cap it takes as much shared
+    memory, and spills more than under that one. Where neither may be tried it is the one with the highest cap.
+    """
+    tiles: dict[tuple[Any, ...], list[MoEKernelConfig]] = {}
+    for config in dict.fromkeys((*space.configs, *space.firsts.values())):
+        tiles.setdefault(tile_of(config), []).append(config)
+    own = space.limits.max_registers
+    found: list[MoEKernelConfig] = []
+    for members in tiles.values():
+        first = [config for config in members if config.max_registers in (None, own)]
+        found += first or [max(members, key=lambda config: config.max_registers or 0)]
+    return sorted(found, key=lambda config: space.limits.share_taken(config, space.role, space.shape, space.device))
+
+
+def counts_text(tokens: Sequence[int]) -> str:
+    """Return the first token counts, as a sentence names them.
+
+    >>> counts_text([1, 2, 4, 8, 16, 24, 32])
+    '1, 2, 4, 8, 16, 24, …'
+    """
+    return ", ".join(map(str, tokens[:MOST_COUNTS])) + (", …" if len(tokens) > MOST_COUNTS else "")
 
 
 def removed_text(space: Space) -> str:

@@ -102,9 +102,24 @@ class Limits:
         over = self._over_smem(config, role, least)
         if over is not None or self.max_registers is None:
             return over
-        tiles = 2 if role is Role.GATE_UP else 1
-        accumulators = tiles * config.block_m * config.block_n // config.block_size
-        return f"over {self._registers}" if accumulators + MAXNREG_MARGIN > self.max_registers else None
+        least_registers = _accumulators(config, role) + MAXNREG_MARGIN
+        return f"over {self._registers}" if least_registers > self.max_registers else None
+
+    def share_taken(self, config: MoEKernelConfig, role: Role, shape: MoEShape, device: DeviceInfo) -> float:
+        """Return which share of a ceiling the compiled kernel may take, of the one it takes most of: an order, no bound.
+
+        Registers are taken for the accumulators and for a step's operands, 32 bits each.
+        """
+        shares = [0.0]
+        if self.max_registers is not None:
+            operands = (config.block_m + config.block_n) * config.block_k // (2 * config.block_size)
+            shares.append((_accumulators(config, role) + MAXNREG_MARGIN + operands) / self.max_registers)
+        allowed = self.allowed(role)
+        in_file = None if allowed is None else allowed.ceiling(config)
+        ceilings = [ceiling for ceiling in (self.max_smem, in_file) if ceiling is not None]
+        if ceilings:
+            shares.append(config.smem_estimate(device.sm, shape, role) / max(min(ceilings), 1))
+        return max(shares)
 
     def why_not_compiled(self, config: MoEKernelConfig, role: Role, compiled: Compiled | None) -> str | None:
         """Say which limit removes a kernel once the compiler has reported it, or None.
@@ -203,6 +218,11 @@ def _at_most(config: MoEKernelConfig) -> Compiled:
         smem_bytes=NO_CEILING if config.smem_size is None else config.smem_size,
         block_size=config.block_size,
     )
+
+
+def _accumulators(config: MoEKernelConfig, role: Role) -> int:
+    """Return the registers of a thread that hold sums; gate-up has two tiles of them."""
+    return (2 if role is Role.GATE_UP else 1) * config.block_m * config.block_n // config.block_size
 
 
 def without_ceiling(config: MoEKernelConfig) -> MoEKernelConfig:

@@ -37,7 +37,7 @@ LOW_BLOCK_M, SAME_WIDTH, NARROWEST = 32, 0.06, 16
 AGAIN, AGAIN_LOW = 0.25, 0.5  # how much less a tile's other prefetch distances promise: the polish finds these
 
 # Every choice but the cap: what a tile is told apart by, without making the config that has none.
-_tile_of = attrgetter(*(item.name for item in fields(MoEKernelConfig) if item.name != "max_registers"))
+tile_of = attrgetter(*(item.name for item in fields(MoEKernelConfig) if item.name != "max_registers"))
 
 Group = tuple[Structure, int]
 Cell = tuple[int, int, int]
@@ -89,7 +89,7 @@ def _by_cap(
     """Return each tile once, without a cap where it may go without one, and the same tiles with the caps that are left."""
     tiles: dict[tuple[Any, ...], list[MoEKernelConfig]] = {}
     for config in configs:
-        tiles.setdefault(_tile_of(config), []).append(config)
+        tiles.setdefault(tile_of(config), []).append(config)
     plain: list[MoEKernelConfig] = []
     capped: list[MoEKernelConfig] = []
     for members in tiles.values():
@@ -117,10 +117,10 @@ def _capped(plain: Pool, capped: Sequence[MoEKernelConfig], selector: Selector, 
 
     Ranked without the cap, since the guess knows a cap for the room that it makes, which is not what caps were seen to do.
     """
-    promise = {_tile_of(config): found for config, found in _promises(_bare(plain), selector.tokens).items()}
+    promise = {tile_of(config): found for config, found in _promises(_bare(plain), selector.tokens).items()}
     waiting: dict[tuple[Any, ...], list[MoEKernelConfig]] = {}
     for config in capped:
-        waiting.setdefault(_tile_of(config), []).append(config)
+        waiting.setdefault(tile_of(config), []).append(config)
     places: Counter[Group] = Counter()
     ranked: list[tuple[int, float, MoEKernelConfig]] = []
     for tile in sorted(waiting, key=lambda tile: promise[tile]):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from moetune.outcome import Failed, FailureKind, Measured, Subject, Trial
+from moetune.outcome import EVERY_COUNT, Failed, FailureKind, Measured, Subject, Trial
 from moetune.store.codec import Choice
 from moetune.store.recording import Recording
 from moetune_kernels.device import DeviceInfo
 from moetune_kernels.shape import MoEShape
 
 TrialKey = tuple[Subject, int, Choice]
-EVERY_COUNT = 0  # token count of trials that ended at compile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

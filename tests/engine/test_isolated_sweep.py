@@ -180,9 +180,9 @@ def test_a_stopped_sweep_leaves_a_whole_store_and_no_process(tmp_path, number, c
     process = sleeping_sweep(tmp_path)
     started_s = time.monotonic()
     os.kill(process.pid, number)  # to the tuner alone: nobody else tells its GPU process
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=100)
     assert process.returncode == code, said
-    assert time.monotonic() - started_s < 10.0
+    assert time.monotonic() - started_s < 60.0  # what it asked for sleeps for an hour
     assert b"Traceback" not in said
     assert planted_gpu.alive(tmp_path) == []
     with Store(tmp_path / "trials.sqlite") as store:

@@ -7,7 +7,7 @@ from typing import Any
 from moetune.engine.bench import MAX_SPILLS, Bench
 from moetune.engine.budget import Deadline
 from moetune.engine.entrance import by_turns
-from moetune.engine.race import Race, finish, worthwhile
+from moetune.engine.race import SAFE_ENTRANTS, Race, finish, worthwhile
 from moetune.outcome import Compiled, Failed, FailureKind, Measured, Subject
 from moetune.space.prior import Problem
 from moetune.strategies import Exhaustive, Guided, Terrain
@@ -252,6 +252,49 @@ def test_a_race_after_the_survey_waits_for_what_the_compiler_still_has(fake_back
     backend.ended = lambda wait_s=0.0: at_once() if wait_s else []  # nothing has ended when nobody waits
     race = race_of(backend, compiled=())
     by_turns([race.entering(Exhaustive(terrain(race, CONFIGS)), NEVER)])
+    assert {config for _, config, _ in backend.launched} == set(CONFIGS)
+    assert not race.was_cut
+
+
+def test_at_the_deadline_the_first_round_gives_way_and_not_what_a_search_asked_for(fake_backend):
+    backend = fake_backend()
+    backend.ended = lambda wait_s=0.0: []  # every process has another kernel in hand
+    bench = Bench(backend, backend.journal, lambda _: None)
+    first_round, wishes = CONFIGS[:5], CONFIGS[4:8]
+    bench.request((ROLE, config) for config in first_round)
+    bench.promised.update(bench.under_way)
+    race, passed = Race(bench, ROLE, 64), Deadline(-1.0, lambda: 0.0)
+    by_turns([race.surveying(Exhaustive(terrain(race, wishes)), passed)])
+    assert not bench.await_promised(passed)
+    asked = [(ROLE, config) for config in wishes]  # one of the first round among them
+    assert backend.queued == list(bench.under_way) == asked
+    assert set(bench.requested) == set(asked)
+
+
+def test_a_hurried_race_times_what_is_compiled_and_waits_only_for_a_safe_few(fake_backend):
+    backend = fake_backend()
+    at_once, waits = backend.ended, []
+
+    def one_by_one(wait_s=0.0):
+        """One kernel ends whenever somebody waits for one."""
+        if not wait_s:
+            return []
+        waits.append(wait_s)
+        kernel, *rest = backend.queued
+        backend.queued = [kernel]
+        found = at_once()
+        backend.queued = rest
+        return found
+
+    race = race_of(backend, compiled=CONFIGS[:4])
+    backend.ended = one_by_one
+    race.hurry(Exhaustive(terrain(race, CONFIGS)), NEVER)
+    launched = [config for _, config, _ in backend.launched]
+    assert launched[:4] == list(CONFIGS[:4])
+    assert len(launched) == SAFE_ENTRANTS == 4 + len(waits)
+    assert {config for _, config in backend.queued} == set(CONFIGS) - set(launched)
+    backend.ended = at_once  # all have come since
+    race.hurry(Exhaustive(terrain(race, ())), NEVER)
     assert {config for _, config, _ in backend.launched} == set(CONFIGS)
     assert not race.was_cut
 

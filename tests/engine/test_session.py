@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moetune.engine import events
-from moetune.engine.budget import CAUTION, CLOSING_S, Budget, CountCost
+from moetune.engine.budget import CAUTION, Budget, CountCost
 from moetune.engine.schedule import affordable_kernels, anchors, order, polish_by_count
 from moetune.engine.session import Job, Ports, Session
 from moetune.errors import RunError
@@ -19,7 +19,7 @@ from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from moetune_kernels.table import Entry
 
-from .conftest import measured
+from .conftest import budget_of, measured
 
 TOKENS = (1, 8, 64, 128, 512, 1024, 4096)
 
@@ -184,14 +184,29 @@ class SteppingClock:
         return self.now_s
 
 
-@pytest.mark.parametrize("step_s", [0.3, 1.0], ids=["tight", "hopeless"])
-def test_a_small_budget_still_gives_every_token_count_an_entry_and_says_so(fake_backend, tmp_path, step_s):
-    budget = Budget(60.0, SteppingClock(step_s))
+def test_a_small_budget_still_gives_every_token_count_an_entry_and_says_so(fake_backend, tmp_path):
+    budget = Budget(60.0, SteppingClock(0.3))
     result, audience = run(fake_backend(), tmp_path, budget)
     assert tuple(result.entries) == TOKENS
     assert result.stopped_early
     assert audience.of(events.Warned)
     assert all(entry.baseline_us is not None for entry in result.entries.values())
+
+
+@pytest.mark.parametrize("step_s", [1.0, 100.0], ids=["short", "spent-at-once"])
+def test_a_budget_that_ends_first_leaves_counts_out_and_names_them(fake_backend, tmp_path, step_s):
+    result, audience = run(fake_backend(), tmp_path, Budget(60.0, SteppingClock(step_s)))
+    assert result.stopped_early
+    left_out = [tokens for tokens in TOKENS if tokens not in result.entries]
+    assert 1 <= len(result.entries) < len(TOKENS)
+    named = ", ".join(map(str, left_out))
+    assert f"no time was left for {named} tokens, which get no new entry" in [
+        warned.text for warned in audience.of(events.Warned)
+    ]
+    serves = [entry.serves for entry in result.entries.values()]
+    assert serves[0][0] == 1
+    assert all(one[1] + 1 == other[0] for one, other in pairwise(serves))
+    assert len(audience.of(events.TokenStarted)) == len(result.entries)
 
 
 def test_counters_are_prepared_while_the_last_token_counts_are_tuned(fake_backend, tmp_path):
@@ -273,20 +288,21 @@ def cost(total_s, opening_s=0.0, least_s=1.0):
         down_ending_s=0.03 * total_s,
         finals_s=0.1 * total_s,
         least_s=least_s,
+        shortest_s=0.2 * total_s,
     )
 
 
 def test_a_count_borrows_what_the_later_ones_will_not_need():
-    budget = Budget(100.0, lambda: 0.0)
+    budget = budget_of(100.0, lambda: 0.0)
     allowance = budget.allow([cost(10.0), cost(20.0, opening_s=2.0)], reserve_s=15.0)
-    assert allowance.deadline.left_s == pytest.approx(100.0 - 15.0 - CLOSING_S - CAUTION * 22.0)
+    assert allowance.deadline.left_s == pytest.approx(100.0 - 15.0 - CAUTION * 22.0)
     assert allowance.races
     assert allowance.gate_up_deadline.at_s < allowance.down_deadline.at_s < allowance.deadline.at_s
 
 
 def test_scarce_time_is_shared_and_every_count_keeps_its_least():
     now = [0.0]
-    budget = Budget(20.0 + CLOSING_S, lambda: now[0])
+    budget = budget_of(20.0, lambda: now[0])
     costs = [cost(41.0), cost(21.0)]
     first = budget.allow(costs, reserve_s=0.0)
     assert first.deadline.left_s == pytest.approx(1.0 + 18.0 * 40 / 60)

@@ -11,7 +11,7 @@ from moetune.engine import events
 from moetune.engine.budget import Budget
 from moetune.errors import RunError, UsageError
 from moetune.outcome import Compiled, Failed, FailureKind, Stage, Subject
-from moetune.space import Limits, SpaceFile
+from moetune.space import Limits, SpaceFile, candidates
 from moetune.space.axes import Axes
 from moetune.space.limits import Allowed
 from moetune.store import Provenance, Store, load_recording
@@ -26,7 +26,18 @@ TOKENS = (1, 8, 64, 512, 4096)
 GATHER = Limits(structures=(Structure.GATHER,))
 
 
-def sweep_on(backend, folder, on_event=lambda _: None, **changes):
+SMALLER = "smaller kernels are compiled"
+
+
+def candidates_of(backend, role, limits):
+    return candidates(SHAPE, backend.device, role, TOKENS, 24, limits).configs
+
+
+def legal_of(backend, role, limits):
+    return candidates(SHAPE, backend.device, role, TOKENS, 24, limits).firsts.values()
+
+
+def sweep_on(backend, folder, on_event=lambda _: None, budget=None, **changes):
     made_by = Provenance(
         backend=backend.name,
         shape=SHAPE,
@@ -38,7 +49,7 @@ def sweep_on(backend, folder, on_event=lambda _: None, **changes):
     )
     bed = Bed(backend, made_by, "2026-12-01T08:00:00+00:00", folder / "tables", folder / "trials.sqlite")
     request = replace(SweepRequest(shape=SHAPE, tokens=TOKENS, budget_s=30.0), **changes)
-    return run_on(bed, request, Budget(None), on_event)
+    return run_on(bed, request, budget or Budget(None), on_event)
 
 
 def plans_of(table):
@@ -173,6 +184,74 @@ def test_limits_that_leave_nothing_end_the_sweep_before_anything_is_timed(fake_b
         sweep_on(backend, tmp_path, limits=limits)
     assert backend.calls["first_launch"] == backend.calls["time_layers"] == 0
     assert not (tmp_path / "tables").exists()
+
+
+def is_small(config):
+    return config.block_n == 32 and config.block_k == 64 and config.num_warps == 8
+
+
+def fits_small_tiles(first_round, **over):
+    """What the compiler says where of all but a first round only tiles of few columns and a short step fit."""
+
+    def says(role, config):
+        fits = is_small(config) and config not in first_round
+        return smem_by_depth(role, config) if fits else replace(smem_by_depth(role, config), **over)
+
+    return says
+
+
+@pytest.mark.parametrize(
+    ("limits", "over"),
+    [
+        pytest.param(Limits(max_registers=96), {"registers": 97}, id="they-take-too-many-registers"),
+        pytest.param(Limits(max_registers=96), {"spills": 40}, id="the-cap-makes-them-spill"),
+        pytest.param(Limits(max_smem=40_000), {"smem_bytes": 40_001}, id="they-take-too-much-shared-memory"),
+    ],
+)
+def test_a_first_round_outside_the_limits_is_followed_by_smaller_kernels(fake_backend, tmp_path, limits, over):
+    first_round = {config for role in Role for config in candidates_of(fake_backend(), role, limits)}
+    backend, seen = fake_backend(compile=fits_small_tiles(first_round, **over)), []
+    result = sweep_on(backend, tmp_path, seen.append, limits=limits)
+    assert tuple(result.table.entries) == TOKENS
+    for plan in plans_of(result.table).values():
+        assert all(is_small(plan.config(role)) for role in Role)
+    told = [event.text for event in said(seen, events.Warned) if "smaller kernels are compiled" in event.text]
+    assert told == [f"none of the first kernels is inside {limits.text} at 1, 8, 64, 512, 4096 tokens: {SMALLER}"]
+    legal = sum(space.legal for space in said(seen, events.SpaceReady))
+    assert backend.calls["compile"] < legal / 4  # those that take least came first
+
+
+def test_limits_are_refused_when_all_that_could_keep_to_them_was_compiled(fake_backend, tmp_path):
+    limits = Limits(max_registers=96)
+    backend = fake_backend(compile=lambda role, config: replace(smem_by_depth(role, config), registers=97))
+    with pytest.raises(UsageError, match=r"gate_up: over --max-registers 96: [\d,]+ removed; .*; widen the limits"):
+        sweep_on(backend, tmp_path, limits=limits)
+    tiles = {replace(config, max_registers=None) for role in Role for config in legal_of(backend, role, limits)}
+    assert backend.calls["compile"] >= 2 * len(tiles)
+    assert backend.calls["first_launch"] == 0
+
+
+def test_a_budget_that_ends_before_a_kernel_inside_was_found_refuses_no_limit(virtual_h200, tmp_path):
+    backend = virtual_h200(SHAPE, compile=lambda role, config: replace(smem_by_depth(role, config), registers=97))
+    with pytest.raises(RunError, match=r"and the budget left [\d,]+ others untried; widen either"):
+        sweep_on(backend, tmp_path, budget=Budget(30.0, backend.clock), limits=Limits(max_registers=96))
+    assert backend.now_s <= 30.0
+
+
+def test_a_count_without_a_kernel_inside_gets_one_where_others_have_some(fake_backend, tmp_path):
+    tall: set[Role] = set()  # GEMMs that have a tall kernel inside before anything is timed
+
+    def says(role, config):
+        fits = config.block_m == 16 or (config.block_n == 32 and config.block_k == 64)
+        if fits and config.block_m >= 64 and not backend.opened:
+            tall.add(role)
+        return replace(smem_by_depth(role, config), registers=90 if fits else 97)
+
+    backend, seen = fake_backend(compile=says), []
+    result = sweep_on(backend, tmp_path, seen.append, limits=Limits(max_registers=96))
+    assert tuple(result.table.entries) == TOKENS
+    assert tall == set(Role)
+    assert "at 512, 4096 tokens" in next(event.text for event in said(seen, events.Warned) if SMALLER in event.text)
 
 
 def test_a_second_sweep_under_the_same_limits_keeps_what_the_first_one_found(fake_backend, tmp_path):

@@ -115,8 +115,8 @@ def test_closing_ends_the_question_that_another_thread_has_put(tmp_path):
         time.sleep(0.01)
     started_s = time.monotonic()
     backend.close()
-    asking.join(10)
-    assert time.monotonic() - started_s < 10
+    asking.join(60)
+    assert time.monotonic() - started_s < 60
     assert isinstance(answers[0], Failed)
     assert planted_gpu.alive(tmp_path) == []
     with pytest.raises(RunError, match="the sweep ended"):
@@ -128,6 +128,7 @@ STOPPED = """
 import sys
 from pathlib import Path
 from moetune import tuning
+from moetune.engine import workers
 from moetune.measure import gpu_choice
 from moetune.measure.gpu_name import Gpu
 from planted_gpu import DEVICE, Deed, open_backend
@@ -139,6 +140,7 @@ class Idle:
     def busy_percent(self): return 0
     def close(self): pass
 
+workers.PATIENCE_S = 120.0
 folder = Path(sys.argv[1])
 deeds = [Deed(what="sleep", method="time_combine", device=0), Deed(what="sleep", method="time_combine", device=1)]
 tuning._gpu_is_there = lambda: True
@@ -165,9 +167,9 @@ def test_a_stopped_sweep_on_two_gpus_leaves_a_whole_store_and_no_process(tmp_pat
     process = sleeping_sweep(tmp_path)
     started_s = time.monotonic()
     os.kill(process.pid, number)
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=100)
     assert process.returncode == code, said
-    assert time.monotonic() - started_s < 8.0  # less than what threads that hang are waited for
+    assert time.monotonic() - started_s < 60.0  # less than what threads that hang are waited for
     assert b"Traceback" not in said
     assert planted_gpu.alive(tmp_path) == []
     with Store(tmp_path / "trials.sqlite") as store:

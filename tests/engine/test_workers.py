@@ -13,7 +13,7 @@ import pytest
 
 from moetune.engine import events, workers
 from moetune.engine.bench import Bench
-from moetune.engine.budget import CAUTION, CLOSING_S, Budget, CountCost, wall_s
+from moetune.engine.budget import CAUTION, Budget, CountCost, wall_s
 from moetune.engine.costs import Costs
 from moetune.engine.decide import NOISE
 from moetune.engine.pace import Pace
@@ -28,6 +28,8 @@ from moetune.tuning import SweepRequest, replay_bed, run_on
 from moetune_kernels.config import Role
 from moetune_kernels.heuristic import heuristic_plan
 from tests.engine.test_tuning import bed_of, sweep_on
+
+from .conftest import budget_of
 
 TOKENS = (1, 8, 64, 128, 512, 1024, 4096)
 LIMIT_S = 60.0  # of every wait: a test that hangs fails
@@ -279,7 +281,7 @@ def test_an_error_of_a_worker_that_is_no_lost_gpu_ends_the_sweep(crowd):
         sweep.run()
 
 
-def test_ctrl_c_ends_all_threads_and_keeps_what_was_done(crowd):
+def test_ctrl_c_ends_all_threads_and_keeps_what_was_done(crowd, monkeypatch):
     """Both GPUs hang when the signal comes: closing their backends is what frees the threads."""
     freed, hung = threading.Event(), threading.Barrier(3)
 
@@ -297,6 +299,7 @@ def test_ctrl_c_ends_all_threads_and_keeps_what_was_done(crowd):
         hung.wait(LIMIT_S)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
+    monkeypatch.setattr(workers, "PATIENCE_S", LIMIT_S)
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     started_s = time.monotonic()
@@ -304,7 +307,7 @@ def test_ctrl_c_ends_all_threads_and_keeps_what_was_done(crowd):
         sweep.run()
     interrupter.join()
     assert freed.is_set()
-    assert time.monotonic() - started_s < workers.PATIENCE_S  # nothing was waited for in vain
+    assert time.monotonic() - started_s < LIMIT_S  # nothing was waited for in vain
     failed = [trial.outcome.kind for trial in sweep.journal.trials if isinstance(trial.outcome, Failed)]
     assert FailureKind.LAUNCH not in failed  # the plans did nothing wrong
     assert len(sweep.journal.trials) > 100
@@ -351,10 +354,17 @@ def test_two_workers_have_twice_the_time_but_no_count_is_split():
 def test_a_count_may_have_what_the_others_will_not_need_of_the_later_ones():
     def cost(total_s):
         return CountCost(
-            opening_s=0.0, gate_up_s=total_s, down_s=0.0, ending_s=0.1, down_ending_s=0.1, finals_s=0.0, least_s=0.1
+            opening_s=0.0,
+            gate_up_s=total_s,
+            down_s=0.0,
+            ending_s=0.1,
+            down_ending_s=0.1,
+            finals_s=0.0,
+            least_s=0.1,
+            shortest_s=0.2,
         )
 
-    budget = Budget(120.0 + CLOSING_S, lambda: 0.0)
+    budget = budget_of(120.0, lambda: 0.0)
     costs = [cost(10.0), *[cost(20.0)] * 4]
     alone, shared = (budget.allow(costs, reserve_s=0.0, workers=count) for count in (1, 2))
     assert alone.deadline.left_s == pytest.approx(120.0 - CAUTION * 80.0)

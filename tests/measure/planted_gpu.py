@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ NONE = Figure.unavailable("a planted GPU counts nothing")
 ALWAYS = 1 << 30
 LIMIT_S = 60.0
 DIARY = "diary.jsonl"
+DIARY_LOCK = "diary.lock"
 STICKY = "CUDA error: an illegal memory access was encountered"
 
 
@@ -145,7 +148,15 @@ def is_alive(pid):
     return True
 
 
-def alive(folder, within_s=5.0):
+def until(done, within_s=LIMIT_S):
+    """Wait until ``done()`` holds."""
+    deadline = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(folder, within_s=30.0):
     """Return the processes of the diary that are still there after a while."""
     pids = {line["pid"] for line in read_diary(folder)} | {line["child"] for line in read_diary(folder, "child")}
     deadline = time.monotonic() + within_s
@@ -191,17 +202,18 @@ class PlantedGpu(KernelByKernel):
         here = [deed for deed in self.settings.deeds if deed.device in (None, device)]
         deed = next((deed for deed in here if deed.is_about(method, arguments)), None)
         before = 0
-        if deed is not None:
-            before = sum(line.get("deed") == self.settings.deeds.index(deed) for line in read_diary(self.folder))
-        self.write(
-            method=method,
-            device=device,
-            tokens=self.tokens,
-            seed=self.settings.seed,
-            about=[len(one) if isinstance(one, (list, tuple)) else str(one) for one in arguments],
-            known=len(self.compiled),
-            deed=None if deed is None else self.settings.deeds.index(deed),
-        )
+        with self.alone():  # two processes that count and write at once would both be the first
+            if deed is not None:
+                before = sum(line.get("deed") == self.settings.deeds.index(deed) for line in read_diary(self.folder))
+            self.write(
+                method=method,
+                device=device,
+                tokens=self.tokens,
+                seed=self.settings.seed,
+                about=[len(one) if isinstance(one, (list, tuple)) else str(one) for one in arguments],
+                known=len(self.compiled),
+                deed=None if deed is None else self.settings.deeds.index(deed),
+            )
         if deed is None or not deed.spared <= before < deed.spared + deed.times:
             return None
         return getattr(self, f"do_{deed.what}")()
@@ -209,6 +221,13 @@ class PlantedGpu(KernelByKernel):
     @property
     def folder(self):
         return self.settings.folder
+
+    @contextmanager
+    def alone(self):
+        """Have the diary to oneself."""
+        with (self.folder / DIARY_LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def write(self, **line):
         with (self.folder / DIARY).open("a") as diary:

@@ -152,12 +152,12 @@ def test_a_worker_waits_only_so_long_and_is_then_replaced(fake_ncu, reader, tmp_
 
 def test_one_that_does_not_even_begin_to_wait_is_ended_too(fake_ncu, reader, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep_counters, "WAIT_LIMIT_S", 0.2)
-    monkeypatch.setattr(sweep_counters, "COUNTERS_LIMIT_S", 0.2)
+    monkeypatch.setattr(sweep_counters, "COUNTERS_LIMIT_S", 3.0)  # enough for it to start
     monkeypatch.setattr(counters_run, "GRACE_S", 0.2)
     fake_ncu("if len(starts) == 1:\n    time.sleep(600)\ncount(5)")
     reader.prepare(DEVICE)
     assert until(lambda: starts(tmp_path) == 1)
-    assert until(lambda: not processes(tmp_path), 5.0)
+    assert until(lambda: not processes(tmp_path))
     assert_counted(read(reader))  # its folder is gone, too
 
 

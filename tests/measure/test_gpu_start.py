@@ -30,17 +30,10 @@ def imports(tmp_path, monkeypatch):
     monkeypatch.setenv("IMPORT_WITNESS", str(witness))
 
     def imports(count):
-        until(lambda: witness.exists() and len(witness.read_text().split()) >= count)
+        planted_gpu.until(lambda: witness.exists() and len(witness.read_text().split()) >= count)
         return [int(pid) for pid in witness.read_text().split()]
 
     return imports
-
-
-def until(done, within_s=30.0):
-    deadline = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def gone(pid):
@@ -53,7 +46,7 @@ def test_it_imports_at_once_and_loads_nothing_before_it_is_told(isolated, diary,
     time.sleep(0.3)
     assert diary() == []
     backend.begin()
-    until(lambda: diary("start"))  # and nobody asked it anything
+    planted_gpu.until(lambda: diary("start"))  # and nobody asked it anything
     assert isinstance(backend.time_combine(), Measured)
     assert len(imports(1)) == 1
     assert len(diary("start")) == 1
@@ -80,7 +73,7 @@ def test_what_the_driver_says_of_the_device_needs_no_process(isolated, diary):
     backend.begin()
     started_s = time.monotonic()
     assert backend.device == DEVICE
-    assert time.monotonic() - started_s < 1.0
+    assert time.monotonic() - started_s < 20.0  # a stopped process would never answer
     os.kill(backend._gpu.pid, signal.SIGCONT)
     assert isinstance(backend.time_combine(), Measured)
     assert len(diary("start")) == 1

@@ -34,7 +34,7 @@ GOOD = [config for config in SIX if config != BAD]
 
 
 def impatient(method, arguments, tokens):
-    return 30.0 if method == "start" else 1.5
+    return 30.0 if method in ("start", "open") else 1.5
 
 
 def time_all(backend):
@@ -95,7 +95,7 @@ def test_a_question_without_an_answer_ends_at_its_time_limit(isolated, diary, de
     more = (3,) if method == "time_kernel" else ()
     started_s = time.monotonic()
     failed = asked(Role.DOWN, BAD, *more)
-    assert 1.4 < time.monotonic() - started_s < 10.0
+    assert 1.4 < time.monotonic() - started_s < 60.0
     assert failed == Failed(FailureKind.TIMEOUT, "did not end within 1.5 s; its GPU process was killed")
     assert not isinstance(asked(Role.DOWN, GOOD[0], *more), Failed)
     assert len(diary("start")) == 2
@@ -185,13 +185,15 @@ def test_a_process_knows_every_compiled_kernel_and_the_ceilings_and_is_told_once
     assert [count for count in told if count] == [12, 12]  # each process once
 
 
-def test_compiling_waits_for_no_answer(isolated):
-    backend = isolated(Deed(what="sleep", method="time_combine"), limits=lambda *_: 2.0)
+def test_compiling_waits_for_no_answer(isolated, diary):
+    backend = isolated(
+        Deed(what="sleep", method="time_combine"), limits=lambda method, *_: 6.0 if method == "time_combine" else 30.0
+    )
     assert backend.open(64) is None
     answers = []
     asking = threading.Thread(target=lambda: answers.append(backend.time_combine()))
     asking.start()
-    time.sleep(0.2)
+    planted_gpu.until(lambda: diary("time_combine"))
     assert len(dict(compiled_now(backend, Role.DOWN, SIX))) == len(SIX)
     assert answers == []
     asking.join()

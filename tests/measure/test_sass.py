@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moetune.measure import sass
-from moetune.measure.compile_worker import frame, one_line, unframe
+from moetune.measure.compile_messages import frame, unframe
+from moetune.measure.compile_worker import one_line
 
 
 def listing(*lines: str) -> str:

@@ -19,7 +19,7 @@ import triton
 import moetune_kernels
 from moetune.measure import compile_worker
 from moetune.measure.calls import DTYPES
-from moetune.measure.compiler import pretend_device
+from moetune.measure.compile_job import pretend_device
 from moetune.measure.inputs import ExpertWeights, Rows, slot_order
 from moetune.measure.kernel_jobs import PRELOAD
 from moetune.measure.odd import LAYER_TOKENS, odd_cases

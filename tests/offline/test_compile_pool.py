@@ -16,7 +16,8 @@ import toy
 from triton.backends.nvidia import driver as nvidia_driver
 
 from moetune.errors import RunError
-from moetune.measure.compiler import CompilePool, KernelJob, default_workers
+from moetune.measure.compile_job import KernelJob
+from moetune.measure.compiler import CompilePool, default_workers
 from moetune.outcome import Compiled, Failed, FailureKind
 from moetune_kernels.device import TARGETS
 
@@ -189,15 +190,16 @@ def wait_for_all(pool):
     return found
 
 
-def test_submitted_kernels_compile_while_the_caller_does_something_else(pool):
+def test_submitted_kernels_compile_while_the_caller_does_something_else(pool, monkeypatch):
     assert pool.ended() == []
     pool.submit([(n, toy_job(16, 64, 64, num_stages=n)) for n in (2, 3, 4)])
     assert pool.unfinished == 3
     while len(pool._outcomes) < 3:
         pool._take_in()
-    started_s = time.monotonic()
+    waits_s, is_readable = [], pool._is_readable
+    monkeypatch.setattr(pool, "_is_readable", lambda wait_s: waits_s.append(wait_s) or is_readable(wait_s))
     found = dict(pool.ended())
-    assert time.monotonic() - started_s < 0.5
+    assert set(waits_s) == {0.0}
     assert set(found) == {2, 3, 4}
     assert all(isinstance(outcome, Compiled) for outcome in found.values())
     assert pool.unfinished == 0
@@ -249,7 +251,7 @@ def test_a_pool_that_still_imports_does_not_hold_up_who_withdraws(tmp_path, monk
         pool.submit([(n, job(toy.say_pid)) for n in range(5)])
         started_s = time.monotonic()
         assert pool.withdraw() == [3, 4]
-        assert time.monotonic() - started_s < 3.0
+        assert time.monotonic() - started_s < 30.0  # half of the import
     finally:
         pool._process.kill()
         pool.close()
@@ -310,7 +312,7 @@ def test_the_compiled_kernel_is_the_cache_entry_that_a_launch_looks_up(tmp_path,
         list(pool.compile([("toy", toy_job(16, 64, 64))]))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     look_up = (
-        "import toy; from moetune.measure.compiler import pretend_device; from moetune_kernels.device import TARGETS;"
+        "import toy; from moetune.measure.compile_job import pretend_device; from moetune_kernels.device import TARGETS;"
         "pretend_device(TARGETS['sm_90']);"
         "toy.toy_calls(16, 64, 64, {'num_warps': 4, 'num_stages': 3})[0].warmup()"
     )

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from moetune.measure.compiler import pretend_device
+from moetune.measure.compile_job import pretend_device
 from moetune_kernels.device import TARGETS
 from moetune_kernels.fused_moe.routing import routing_calls
 from moetune_kernels.permute import SlotOrder

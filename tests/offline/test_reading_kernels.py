@@ -12,8 +12,10 @@ import toy
 from test_compile_pool import outcomes, toy_job
 
 from moetune.measure import cubin, cubin_notes, sass, unread
-from moetune.measure.compile_worker import Server, Setup
-from moetune.measure.compiler import CompilePool, pretend_device
+from moetune.measure.compile_job import pretend_device
+from moetune.measure.compile_messages import Setup
+from moetune.measure.compile_worker import Server
+from moetune.measure.compiler import CompilePool
 from moetune.measure.cubin_notes import Notes
 from moetune.measure.sass import InstructionMix
 from moetune.measure.unread import ReadMixes, Unread
