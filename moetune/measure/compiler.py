@@ -237,10 +237,14 @@ class CompilePool:
         self.close()
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_workers() -> int:
-    """Return one less than the cores that this process may use, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return max(cores - 1, 1)
+    """Return one less than these cores, which somebody who measures meanwhile needs, at least one."""
+    return max(usable_cores() - 1, 1)
 
 
 def _environment(scratch: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from moetune.measure.compiler import DEFAULT_LIMIT_S, CompilePool
+from moetune.measure.compiler import DEFAULT_LIMIT_S, CompilePool, usable_cores
 from moetune.measure.kernel_jobs import PRELOAD, gemm_job
 from moetune.outcome import Compiled, Failed
 from moetune_kernels.config import MoEKernelConfig, Role
@@ -29,13 +29,13 @@ def compile_offline(
         shape: the layer; bf16 or fp16 weights.
         device: what to compile for, e.g. ``TARGETS["sm_90"]``; it need not be here.
         choices: what to compile; configs that ``why_not`` refuses may crash the compiler, which is then the outcome.
-        workers: kernels at the same time; one less than the cores when None.
+        workers: kernels at the same time; one per core when None, because nothing is measured meanwhile.
         limit_s: seconds for one kernel.
 
     Raises:
         RunError: the compile process could not start.
     """
-    with CompilePool(workers=workers, limit_s=limit_s, preload=PRELOAD) as pool:
+    with CompilePool(workers=workers or usable_cores(), limit_s=limit_s, preload=PRELOAD) as pool:
         yield from pool.compile((choice, gemm_job(*choice, shape, device)) for choice in choices)
 
 

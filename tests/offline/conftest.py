@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def compile_layer():
     """Return a function that compiles ``(role, config)`` choices of a shape for a device, in one pool per session."""
-    from moetune.measure.compiler import CompilePool
+    from moetune.measure.compiler import CompilePool, usable_cores
     from moetune.measure.kernel_jobs import PRELOAD, gemm_job
 
-    with CompilePool(preload=PRELOAD) as pool:
+    with CompilePool(workers=usable_cores(), preload=PRELOAD) as pool:
 
         def compile_layer(shape, device, choices):
             return list(pool.compile((choice, gemm_job(*choice, shape, device)) for choice in choices))
