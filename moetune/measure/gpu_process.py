@@ -237,13 +237,13 @@ class GpuProcess:
         was_dead = False
         try:
             while (message := self._inbox.take()) is None:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise self._end(silent(limit_s))
+                left_s = max(deadline - time.monotonic(), 0.0)  # none where the tuner itself was stopped meanwhile
                 if self._readable.poll(0 if was_dead else 1000 * min(left_s, _TICK_S)):
                     self._inbox.add(self._read())
                 elif was_dead:  # and whatever it said before was read
                     raise self._end(self._death())
+                elif not left_s:
+                    raise self._end(silent(limit_s))
                 else:
                     was_dead = self._is_dead()
         except TornMessageError as error:
