@@ -162,7 +162,7 @@ class GpuProcess:
         """Wait until a question that was broken off is over, and drop what was answered since; returns at once without one.
 
         Raises:
-            ProcessEndedError: what it had in hand was the end of it.
+            ProcessEndedError: what it had in hand was the end of it, or it ended with nothing in hand.
         """
         while self._unread:
             message = self._receive(time.monotonic() + limit_s, limit_s)
@@ -174,6 +174,8 @@ class GpuProcess:
                 self._unread = 0
             else:
                 raise self._end(torn("its answer is to another question"))
+        if self._is_dead():
+            raise self._end(self._death())
 
     def _answer_to(self, number: int, deadline: float, limit_s: float) -> Answer:
         message = self._receive(deadline, limit_s)
