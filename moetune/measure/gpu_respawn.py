@@ -182,7 +182,14 @@ class RespawningGpu:
                     return
         finally:
             with self._asking:
-                answers.close()
+                self._break_off(answers)
+
+    def _break_off(self, answers: Generator[Answer]) -> None:
+        try:
+            answers.close()
+        except BaseException:  # Ctrl-C: nobody knows whether the process was told to stop
+            self.end()
+            raise
 
     def settle(self) -> None:
         """Wait until a question that was broken off is over, and let go of a process that ended in it or since.

@@ -12,6 +12,8 @@ import planted_gpu
 import pytest
 from planted_gpu import Deed, PlantedGpu
 
+from moetune.measure import gpu_process
+from moetune.measure.gpu_messages import Stop, packed
 from moetune.measure.gpu_process import GpuProcess
 from moetune.outcome import Failed, Measured
 from moetune_kernels.config import MoEKernelConfig, Role, Structure
@@ -130,3 +132,21 @@ def test_whatever_is_broken_off_or_ends_every_answer_is_the_kernel_s_own(isolate
             if draw.random() < 0.3 and isinstance(backend.time_routing(16), Failed):
                 failed.append("routing")
     assert sum(failed.count(config) - (config in bad) for config in set(failed)) <= kills
+
+
+def test_ctrl_c_while_a_question_is_broken_off_leaves_no_stale_answer(isolated, monkeypatch):
+    def interrupted(message):
+        if isinstance(message, Stop):
+            raise KeyboardInterrupt
+        return packed(message)
+
+    backend = isolated(Deed(what="wait", method="time_kernel"))
+    assert backend.open(64) is None
+    pid = backend._gpu.pid
+    ends = backend.time_kernels(Role.DOWN, SIX, 3)
+    next(ends)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(gpu_process, "packed", interrupted)
+        ends.close()
+    assert not planted_gpu.is_alive(pid)
+    assert [outcome.samples for outcome in backend.time_kernels(Role.DOWN, SIX, 5)] == [5] * 6
