@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import pickle
@@ -24,6 +25,7 @@ from moetune.outcome import Compiled, Failed
 DEFAULT_LIMIT_S = 60.0  # the slowest useful kernel of 120 took 5.7 s; ptxas has been seen to never return
 _JOBS_AHEAD = 3  # per worker: work for while the tuner is busy; what none has begun can be withdrawn
 _READ_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # what Linux gives anyone
 _LOG_CHARACTERS = 500
 _GRACE_S = 5.0
 Key = TypeVar("Key")
@@ -59,6 +61,7 @@ class CompilePool:
             env=_environment(self._scratch.name),
             start_new_session=True,  # Ctrl-C goes to the tuner alone, which then closes the pool
         )
+        _widen(self._process)
         self._buffer = bytearray()
         self._numbers = itertools.count()
         self._outcomes: dict[int, Any] = {}
@@ -235,6 +238,17 @@ class CompilePool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _widen(process: subprocess.Popen[bytes]) -> None:
+    """Let both pipes hold all jobs that are under way on hundreds of cores: 64 KiB are those of 40, at half a KiB each.
+
+    While the process imports, for seconds, it reads nothing, and the tuner must not wait for that.
+    """
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        with contextlib.suppress(OSError):  # the system allows less
+            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def usable_cores() -> int:

@@ -162,7 +162,7 @@ class GpuProcess:
         """Wait until a question that was broken off is over, and drop what was answered since; returns at once without one.
 
         Raises:
-            ProcessEndedError: what it had in hand was the end of it.
+            ProcessEndedError: what it had in hand was the end of it, or it ended with nothing in hand.
         """
         while self._unread:
             message = self._receive(time.monotonic() + limit_s, limit_s)
@@ -174,6 +174,8 @@ class GpuProcess:
                 self._unread = 0
             else:
                 raise self._end(torn("its answer is to another question"))
+        if self._is_dead():
+            raise self._end(self._death())
 
     def _answer_to(self, number: int, deadline: float, limit_s: float) -> Answer:
         message = self._receive(deadline, limit_s)
@@ -237,13 +239,13 @@ class GpuProcess:
         was_dead = False
         try:
             while (message := self._inbox.take()) is None:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise self._end(silent(limit_s))
+                left_s = max(deadline - time.monotonic(), 0.0)  # none where the tuner itself was stopped meanwhile
                 if self._readable.poll(0 if was_dead else 1000 * min(left_s, _TICK_S)):
                     self._inbox.add(self._read())
                 elif was_dead:  # and whatever it said before was read
                     raise self._end(self._death())
+                elif not left_s:
+                    raise self._end(silent(limit_s))
                 else:
                     was_dead = self._is_dead()
         except TornMessageError as error:

@@ -182,7 +182,34 @@ class RespawningGpu:
                     return
         finally:
             with self._asking:
-                answers.close()
+                self._break_off(answers)
+
+    def _break_off(self, answers: Generator[Answer]) -> None:
+        try:
+            answers.close()
+        except BaseException:  # Ctrl-C: nobody knows whether the process was told to stop
+            self.end()
+            raise
+
+    def settle(self) -> None:
+        """Wait until a question that was broken off is over, and let go of a process that ended in it or since.
+
+        No candidate is to blame for that, least of all the one that is asked about next.
+
+        Raises:
+            RunError: new processes end one after the other.
+        """
+        with self._asking:
+            process = self._process
+            if process is None or not process.is_ready:
+                return
+            try:
+                process.settle(self._limits("settle", (), self._tokens or 0))
+            except ProcessEndedError as ended:
+                self._lose(ended.failed)
+            except BaseException:  # Ctrl-C, as in every question
+                self.end()
+                raise
 
     def end(self) -> None:
         """End the process that lives, at once; the next question starts another."""
@@ -204,6 +231,7 @@ class RespawningGpu:
 
     def _make_ready(self) -> None:
         """Start a process where there is none, and open the token count that was open in the last one."""
+        self.settle()
         self._reopen()
         tell, self._tell = self._tell, None
         if tell is not None:
@@ -213,11 +241,6 @@ class RespawningGpu:
     def _reopen(self) -> None:
         while True:
             process = self._ready()
-            try:
-                process.settle(self._limits("settle", (), self._tokens or 0))
-            except ProcessEndedError as ended:
-                self._lose(ended.failed)
-                continue
             if self._tokens is None or process.tokens == self._tokens:
                 return
             answer = self._put(OPEN, self._tokens)

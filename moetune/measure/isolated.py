@@ -339,6 +339,7 @@ class IsolatedBackend:
 
     def _note_clocks(self) -> None:
         """Ask the process for its readings, where there is one that has any."""
+        self._gpu.settle()  # or a new one would be started, and be asked what it cannot know
         pid = self._gpu.pid
         if pid is not None and self._gpu.has_answered:
             reading = self._gpu.ask("clocks").value
