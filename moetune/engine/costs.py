@@ -17,12 +17,8 @@ from moetune_kernels.shape import MoEShape
 
 # Read off the time stamps of one sweep of qwen3-30b-a3b (128 experts of 2048x768, 18 token counts, nothing compiled or
 # stored before) on an H200 with 16 cores, 2026-12-01: 31.6 s, 1,673 trials. What they say of each constant stands beside it.
-FLUSH_S = (
-    0.09e-3  # before every sample: 22 more samples of kernels of 12 to 1,400 us took so much more than their launches
-)
-TRIAL_S = (
-    0.8e-3  # of a trial: 0.2 ms on the GPU's side, 0.35 ms of a question and its answer, 0.2 ms of store and search
-)
+FLUSH_S = 0.09e-3  # a sample: 22 more of them, of kernels of 12 to 1,400 us, took so much more than their launches
+TRIAL_S = 0.8e-3  # of a trial: 0.2 ms on the GPU's side, 0.35 of a question and its answer, 0.2 of store and search
 LOAD_S = 2e-3  # the first launch of a kernel in a GPU process: 114 of them, less a launch of a loaded one (0.4 ms)
 FIRST_OF_KIND_S = 0.87  # of a GEMM's structure: four of 118 first launches took 1.7, 0.7, 0.6 and 1.3 s; there are five
 REFERENCE_FLOPS, REFERENCE_BYTES_PER_S = 3e13, 1.5e11  # float32: 42 ms at 16,384 tokens; 8 ms where 1.2 GB are touched
