@@ -7,6 +7,7 @@ of their own; each says so, and how to start it, where it is skipped.
 from __future__ import annotations
 
 import os
+import signal
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,6 +21,13 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as moetune.__main__ does, and for its reason
 # Seconds per test; read by pytest-timeout where it is installed, so that a hang is a failure with a stack.
 os.environ.setdefault("PYTEST_TIMEOUT", "300")
+
+# `nohup` and the background of a script have a process and its children ignore these, which tests send to both. With a
+# handler of its own this process still outlives a hangup, and its children start with the default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
